@@ -211,6 +211,17 @@ impl fmt::Display for TaskId {
     }
 }
 
+/// A blob: named by the BLAKE3 hash of its bytes (equal to what `b3sum` prints) and never without its
+/// size, so that a reader knows what to expect before the first byte.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BlobRef {
+    /// BLAKE3 of the whole blob.
+    pub root: Hash,
+    /// Bytes.
+    pub size: u64,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
