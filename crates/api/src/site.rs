@@ -17,9 +17,7 @@
 
 use crate::order::SignedOrder;
 use crate::payload::Payload;
-use polder_words::{
-    Epoch, FailureClass, Isolation, JobId, Mode, Outcome, SiteName, TaskId, WorkerPhase,
-};
+use polder_words::{Epoch, FailureClass, Isolation, JobId, Mode, Outcome, SiteName, TaskId, WorkerPhase};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -23,7 +23,9 @@
 use crate::order::SignedOrder;
 use crate::problem::Problem;
 use polder_words::id::BlobRef;
-use polder_words::{FailureClass, Isolation, JobId, JobPhase, Mode, OrgName, Role, SiteName, StudyName, UserName, WorkerPhase};
+use polder_words::{
+    FailureClass, Isolation, JobId, JobPhase, Mode, OrgName, Role, SiteName, StudyName, UserName, WorkerPhase,
+};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

@@ -214,7 +214,10 @@ pub struct Ending {
 
 impl std::fmt::Debug for Handover {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Handover").field("launch", &self.launch).field("dial", &self.dial).finish_non_exhaustive()
+        f.debug_struct("Handover")
+            .field("launch", &self.launch)
+            .field("dial", &self.dial)
+            .finish_non_exhaustive()
     }
 }
 
@@ -226,6 +229,9 @@ impl std::fmt::Debug for Enrol {
 
 impl std::fmt::Debug for WorkerAssignment {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("WorkerAssignment").field("launch", &self.launch).field("study", &self.study).finish_non_exhaustive()
+        f.debug_struct("WorkerAssignment")
+            .field("launch", &self.launch)
+            .field("study", &self.study)
+            .finish_non_exhaustive()
     }
 }
