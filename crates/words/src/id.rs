@@ -136,6 +136,53 @@ impl FromStr for Role {
     }
 }
 
+/// What a person may do by default; carried in the certificate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum UserRole {
+    /// Runs the federation.
+    ProjectAdmin,
+    /// Runs the sites of one organisation.
+    OrgAdmin,
+    /// Submits jobs.
+    Lead,
+    /// Looks on.
+    Member,
+}
+
+impl UserRole {
+    /// Every role.
+    pub const ALL: [Self; 4] = [Self::ProjectAdmin, Self::OrgAdmin, Self::Lead, Self::Member];
+
+    /// The word for it, as in `project.yml`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ProjectAdmin => "project_admin",
+            Self::OrgAdmin => "org_admin",
+            Self::Lead => "lead",
+            Self::Member => "member",
+        }
+    }
+}
+
+impl fmt::Display for UserRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}
+
+impl FromStr for UserRole {
+    type Err = NameError;
+    fn from_str(text: &str) -> Result<Self, NameError> {
+        Self::ALL.into_iter().find(|role| role.as_str() == text).ok_or_else(|| NameError {
+            what: "user role",
+            found: text.chars().take(80).collect(),
+            allowed: "project_admin, org_admin, lead or member",
+        })
+    }
+}
+
 /// One try to run one worker. A new attempt needs proof that the last is gone or fenced.
 ///
 /// Printed as `<job>.<site>.<role>.<attempt>`; a site's name may hold dots, so it is read from both ends.

@@ -8,6 +8,6 @@ pub mod id;
 pub mod name;
 pub mod state;
 
-pub use id::{BlobRef, Epoch, Hash, JobId, LaunchId, Nonce, Role, TaskId};
+pub use id::{BlobRef, Epoch, Hash, JobId, LaunchId, Nonce, Role, TaskId, UserRole};
 pub use name::{AppName, NameError, OrgName, SiteName, StudyName, UserName};
 pub use state::{FailureClass, Isolation, JobPhase, Mode, Outcome, WorkerPhase};
