@@ -20,6 +20,11 @@ pub enum ProblemCode {
     TooLarge,
     /// Too many or not now; try again later (429 or 503, exit 4).
     Busy,
+    /// The other side, or something behind it, cannot be reached (502, exit 4). The CLI says it itself
+    /// when the server does not answer.
+    Unreachable,
+    /// The command line is wrong (400, exit 2). Said by the CLI only.
+    Usage,
     /// A defect of the answering side (500, exit 5).
     Internal,
 }
@@ -65,7 +70,23 @@ impl ProblemCode {
             Self::Conflict => 409,
             Self::TooLarge => 413,
             Self::Busy => 503,
+            Self::Unreachable => 502,
+            Self::Usage => 400,
             Self::Internal => 500,
+        }
+    }
+}
+
+impl ProblemCode {
+    /// The exit code of a command that ends with it.
+    #[must_use]
+    pub fn exit_code(self) -> u8 {
+        match self {
+            Self::Invalid | Self::NotFound | Self::Conflict | Self::TooLarge => 1,
+            Self::Usage => 2,
+            Self::Unauthenticated | Self::Forbidden => 3,
+            Self::Busy | Self::Unreachable => 4,
+            Self::Internal => 5,
         }
     }
 }
