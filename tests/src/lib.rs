@@ -1,1 +1,6 @@
-//! room
+//! What end-to-end tests stand on: real processes in a folder of their own, and what can be read of them.
+//!
+//! Scenarios live in `tests/end_to_end/`, a module each; everything here knows how to run and observe a
+//! federation, nothing here asserts.
+
+pub mod process;

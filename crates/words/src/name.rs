@@ -191,7 +191,7 @@ mod tests {
         #[test]
         fn what_is_accepted_prints_back(text in "[a-z0-9._@-]{1,70}") {
             if let Ok(name) = UserName::new(&text) {
-                prop_assert_eq!(UserName::new(&name.to_string()), Ok(name));
+                prop_assert_eq!(UserName::new(name.as_ref()), Ok(name));
             }
         }
     }
