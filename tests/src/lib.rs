@@ -4,3 +4,4 @@
 //! federation, nothing here asserts.
 
 pub mod process;
+pub mod proxy;
