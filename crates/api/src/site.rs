@@ -225,7 +225,11 @@ pub enum Stand {
     /// Checking, fetching.
     Preparing,
     /// Resources are set aside, the app is there.
-    Reserved,
+    Reserved {
+        /// On what terms the job will run here; for the provenance of its result.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        terms: Option<Terms>,
+    },
     /// Not now; the reason in words. The reservation is not held.
     Busy {
         /// `2 GPUs free of 4, 3 asked for`.
@@ -263,6 +267,26 @@ pub enum Stand {
         /// How.
         outcome: Outcome,
     },
+}
+
+/// On what terms a job runs at a site, as the site says it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Terms {
+    /// Version of the site's parent.
+    pub version: String,
+    /// What it launches with.
+    pub mode: Mode,
+    /// What keeps the worker from its parent's files.
+    pub isolation: Isolation,
+    /// The image, where there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub image: Option<String>,
+    /// The app's archive as it was checked against the order.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub app: Option<polder_words::Hash>,
+    /// The study's export policy as it is applied here.
+    #[serde(default)]
+    pub export: Value,
 }
 
 /// Metrics outside of a result.

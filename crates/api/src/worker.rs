@@ -207,6 +207,9 @@ pub struct WorkerLog {
 pub struct Ending {
     /// How; the tail inside holds the last log lines.
     pub outcome: Outcome,
+    /// Server role: the site whose failure it is; absent when it is the server worker's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub site: Option<SiteName>,
     /// Server role: files beneath the run directory to keep as results, name to relative path.
     #[serde(default)]
     pub results: BTreeMap<String, String>,

@@ -184,6 +184,8 @@ pub struct Identity {
     pub serial: Serial,
     /// Until when it is valid.
     pub not_after: Timestamp,
+    /// BLAKE3 of the whole certificate (DER).
+    pub fingerprint: polder_words::Hash,
 }
 
 impl Identity {
@@ -247,6 +249,7 @@ impl Identity {
             org: OrgName::new(subject.org.as_deref().unwrap_or_default()).map_err(name)?,
             serial: Serial::from_bytes(certificate.raw_serial()),
             not_after: not_after(&certificate)?,
+            fingerprint: polder_words::Hash(*blake3::hash(der).as_bytes()),
         })
     }
 }
