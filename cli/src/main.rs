@@ -1,2 +1,5 @@
-//! room
-fn main() {}
+//! `polder`: the command people type.
+
+fn main() -> std::process::ExitCode {
+    polder_cli::run(std::env::args_os()).into()
+}
