@@ -12,10 +12,7 @@ pub(crate) use check::{CheckArgs, CheckCommand, JobFolderArgs, MetaArgs, PlanArg
 pub(crate) use jobs::{CloneArgs, DownloadArgs, JobArgs, ListArgs, LogsArgs, SubmitArgs};
 pub(crate) use local::{CompletionsArgs, DemoArgs, SimulateArgs, TrainerKind};
 pub(crate) use provision::{CompleteArgs, ProvisionArgs, ProvisionCommand, RequestArgs, SignArgs};
-pub(crate) use study::{
-    ListStudiesArgs, LoginArgs, LogoutArgs, SitesArgs, StudyArgs, StudyCommand, StudyNameArgs,
-    StudyRegisterArgs, StudySiteArgs, StudyUserArgs,
-};
+pub(crate) use study::{LoginArgs, LogoutArgs, SitesArgs, StudyArgs, StudyCommand};
 
 use clap::{Args, Parser, Subcommand};
 use polder_words::StudyName;

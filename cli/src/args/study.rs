@@ -54,7 +54,7 @@ pub(crate) enum StudyCommand {
     /// Let a site take part in a study
     AddSite(StudySiteArgs),
     /// Take a site out of a study
-    RemoveSite(StudySiteArgs),
+    RemoveSite(StudyRemoveSiteArgs),
     /// Let a user work in a study
     AddUser(StudyUserArgs),
     /// Take a user out of a study; the user's sessions of it end at once
@@ -117,7 +117,20 @@ pub(crate) struct StudyRegisterArgs {
     pub(crate) connect: Connect,
 }
 
-/// `polder study add-site`, `remove-site`.
+/// `polder study remove-site`.
+#[derive(Debug, Args)]
+pub(crate) struct StudyRemoveSiteArgs {
+    /// The study
+    #[arg(value_name = "NAME")]
+    pub(crate) name: StudyName,
+    /// The site
+    #[arg(value_name = "SITE")]
+    pub(crate) site: SiteName,
+    #[command(flatten)]
+    pub(crate) connect: Connect,
+}
+
+/// `polder study add-site`.
 #[derive(Debug, Args)]
 pub(crate) struct StudySiteArgs {
     /// The study
