@@ -7,6 +7,7 @@
 mod args;
 mod commands;
 mod output;
+mod server;
 mod state;
 
 use args::Cli;

@@ -8,7 +8,8 @@ use crate::output::{Failure, Out};
 use crate::state::{Login, State};
 use jiff::Timestamp;
 use polder_api::user::{
-    Events, Job, Jobs, Log, OpenSession, Results, Session, Sites, Studies, Study, StudyChange, Submit, Submitted,
+    Events, Job, Jobs, Log, OpenSession, Results, Session, Sites, Studies, Study, StudyChange, Submit,
+    Submitted,
 };
 use polder_api::{LONG_POLL_SECONDS, PROTOCOL, ProblemCode, SignedOrder};
 use polder_transport::client::{Ask, Client, ClientError, Dialer, Proxy, escape};
@@ -271,7 +272,8 @@ fn open_kit(login: &Login) -> Result<Kit, Failure> {
 }
 
 fn dial(kit: &Kit) -> Result<Client, Failure> {
-    let dialer = Dialer::federation(kit).map_err(|error| Failure::new(ProblemCode::Internal, error.to_string()))?;
+    let dialer =
+        Dialer::federation(kit).map_err(|error| Failure::new(ProblemCode::Internal, error.to_string()))?;
     Ok(Client::new(dialer.proxy(proxy(&kit.info().server.host)?)))
 }
 
@@ -285,7 +287,8 @@ fn proxy(host: &str) -> Result<Option<Proxy>, Failure> {
     let Some((name, value)) = variable(["POLDER_PROXY", "HTTPS_PROXY", "https_proxy"]) else {
         return Ok(None);
     };
-    let exempt = variable(["POLDER_NO_PROXY", "NO_PROXY", "no_proxy"]).map_or_else(String::new, |(_, value)| value);
+    let exempt =
+        variable(["POLDER_NO_PROXY", "NO_PROXY", "no_proxy"]).map_or_else(String::new, |(_, value)| value);
     if name != "POLDER_PROXY" && is_exempt(host, &exempt) {
         return Ok(None);
     }
@@ -305,8 +308,13 @@ fn is_exempt(host: &str, list: &str) -> bool {
 
 async fn new_session(client: &Client, login: &Login, state: Option<&State>) -> Result<Session, Failure> {
     let open = OpenSession { study: login.study.clone(), protocol: PROTOCOL };
-    let session: Session =
-        client.post("/v1/user/sessions").json(&open).idempotent().fetch().await.map_err(|error| refused(&error))?;
+    let session: Session = client
+        .post("/v1/user/sessions")
+        .json(&open)
+        .idempotent()
+        .fetch()
+        .await
+        .map_err(|error| refused(&error))?;
     if let Some(state) = state {
         state.set_session(login, &session)?;
     }
@@ -330,14 +338,17 @@ pub(crate) fn refused(error: &ClientError) -> Failure {
     match error {
         ClientError::ClientRefused { .. } => Failure::new(ProblemCode::Unauthenticated, text)
             .hint("ask the operator of the federation for a new kit"),
-        ClientError::Protocol { .. } | ClientError::Request { .. } => Failure::new(ProblemCode::Internal, text),
+        ClientError::Protocol { .. } | ClientError::Request { .. } => {
+            Failure::new(ProblemCode::Internal, text)
+        }
         ClientError::ServerRefused { .. } | ClientError::Handshake { .. } => {
             Failure::new(ProblemCode::Unreachable, text)
         }
         ClientError::Proxy { .. } => Failure::new(ProblemCode::Unreachable, text)
             .hint("the proxy is the one POLDER_PROXY or HTTPS_PROXY names"),
-        _ => Failure::new(ProblemCode::Unreachable, text)
-            .hint("nothing was lost; try again when the server is up, its address stands in kit.json of your kit"),
+        _ => Failure::new(ProblemCode::Unreachable, text).hint(
+            "nothing was lost; try again when the server is up, its address stands in kit.json of your kit",
+        ),
     }
 }
 

@@ -47,9 +47,7 @@ pub(crate) async fn follow(server: &mut Server, job: JobId, out: &mut Out) -> Re
     let last = server.patiently(out, async |server| server.job(&job.to_string()).await).await?;
     out.result(&last, summary)?;
     if last.phase == JobPhase::Completed {
-        if server.keeps_results() {
-            out.note(&format!("`polder download {short}` fetches the model"));
-        }
+        out.note(&format!("`polder download {short}` fetches the model"));
         Ok(last)
     } else {
         out.note(&format!("`polder logs {short}` prints the logs, `polder show {short}` every worker"));
@@ -185,7 +183,9 @@ impl View {
                     EventKind::Worker { worker } => {
                         let key = format!("{} {}", worker.site, worker.role);
                         // Who simply runs needs no words; who waits, fails or starts again does.
-                        if worker.phase == WorkerPhase::Running && worker.attempt == 1 && worker.unknown_since.is_none()
+                        if worker.phase == WorkerPhase::Running
+                            && worker.attempt == 1
+                            && worker.unknown_since.is_none()
                         {
                             workers.remove(&key);
                         } else {

@@ -65,7 +65,11 @@ pub(crate) async fn logs(args: &LogsArgs, out: &mut Out) -> Result<(), Ending> {
     } else if let Some(site) = args.site.as_ref().filter(|_| reader.streams.is_empty()) {
         out.note(&format!("job {} has no worker at {site}", job.id.short()));
     } else if reader.streams.is_empty() {
-        out.note(&format!("job {} has no workers yet; `polder show {}` says why", job.id.short(), job.id.short()));
+        out.note(&format!(
+            "job {} has no workers yet; `polder show {}` says why",
+            job.id.short(),
+            job.id.short()
+        ));
     }
     let told = async {
         while let Some(news) = reader.asked.join_next().await {

@@ -1,5 +1,11 @@
 //! What each command does. One file a group, named like the group of its arguments.
 
+mod follow;
+mod jobs;
+mod logs;
+mod session;
+mod sites;
+
 use crate::args::{Cli, Command, CompletionsArgs};
 use crate::output::{Ending, Out};
 use clap::CommandFactory as _;
@@ -7,6 +13,16 @@ use clap::CommandFactory as _;
 /// Does what was asked.
 pub(crate) async fn run(command: Command, out: &mut Out) -> Result<(), Ending> {
     match command {
+        Command::Login(args) => session::login(&args, out).await,
+        Command::Logout(args) => session::logout(&args, out).await,
+        Command::Jobs(args) => jobs::list(&args, out).await,
+        Command::Show(args) => jobs::show(&args, out).await,
+        Command::Watch(args) => jobs::watch(&args, out).await,
+        Command::Logs(args) => logs::logs(&args, out).await,
+        Command::Abort(args) => jobs::abort(&args, out).await,
+        Command::Delete(args) => jobs::delete(&args, out).await,
+        Command::Sites(args) => sites::sites(&args, out).await,
+        Command::Study(args) => sites::study(args.command, out).await,
         Command::Completions(args) => completions(&args, out),
         _ => Err(Ending::Said(5)),
     }

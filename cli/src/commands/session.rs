@@ -1,8 +1,8 @@
 //! `login` and `logout`.
 
 use crate::args::{LoginArgs, LogoutArgs};
-use crate::output::{Ending, Out};
 use crate::output::units::stamp;
+use crate::output::{Ending, Out};
 use crate::server::{Server, whoami};
 use crate::state::State;
 use polder_words::{StudyName, UserName};
@@ -70,5 +70,7 @@ pub(crate) async fn logout(args: &LogoutArgs, out: &mut Out) -> Result<(), Endin
     if state.login()?.is_some_and(|last| last == login) {
         state.clear_login()?;
     }
-    out.result(&LoggedOut { study: &login.study, logged_out: true }, |shown| format!("logged out of study {}", shown.study))
+    out.result(&LoggedOut { study: &login.study, logged_out: true }, |shown| {
+        format!("logged out of study {}", shown.study)
+    })
 }

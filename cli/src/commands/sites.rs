@@ -53,13 +53,16 @@ pub(crate) async fn study(command: StudyCommand, out: &mut Out) -> Result<(), En
             }
             (args.connect, StudyChange::Register { study: args.name, site_orgs, users: args.users })
         }
-        StudyCommand::AddSite(args) => {
-            (args.connect, StudyChange::AddSite { study: args.name, org: args.site.org, site: args.site.site })
-        }
+        StudyCommand::AddSite(args) => (
+            args.connect,
+            StudyChange::AddSite { study: args.name, org: args.site.org, site: args.site.site },
+        ),
         StudyCommand::RemoveSite(args) => {
             (args.connect, StudyChange::RemoveSite { study: args.name, site: args.site })
         }
-        StudyCommand::AddUser(args) => (args.connect, StudyChange::AddUser { study: args.name, user: args.user }),
+        StudyCommand::AddUser(args) => {
+            (args.connect, StudyChange::AddUser { study: args.name, user: args.user })
+        }
         StudyCommand::RemoveUser(args) => {
             (args.connect, StudyChange::RemoveUser { study: args.name, user: args.user })
         }
