@@ -18,6 +18,7 @@ pub mod client;
 pub mod endpoint;
 pub mod identity;
 mod link;
+pub mod longpoll;
 pub mod server;
 pub mod tls;
 
