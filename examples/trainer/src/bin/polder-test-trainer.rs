@@ -3,12 +3,13 @@
 //!
 //! ```text
 //! polder-test-trainer [--do MODE] [--at ROUND] [--only SITE] [--sleep-ms N] [--weight W]
-//!                     [--init-bytes N] [--flood-mib N] [--in FILE] [--out FILE]
+//!                     [--init-bytes N] [--flood-mib N] [--gate FILE] [--in FILE] [--out FILE]
 //! ```
 //! `--do` is one of: ok, fail (exit 7), exit-early (exit 0 before sending), kill (SIGKILL itself), hang,
 //! nan, inf, shape, dtype, missing, garbage, bad-path, link, huge-header, zero-weight, flood,
 //! bad-utf8, no-newline, die-at-start. It misbehaves in round `--at` (default 1) and, with `--only`, at that
-//! site alone. With `--out` it plays one round of `mode: per_round`.
+//! site alone. With `--out` it plays one round of `mode: per_round`. With `--gate` it waits, from round `--at` on,
+//! until it can lock that file shared: a test holds it exclusively to stop time where it wants to.
 //!
 //! If `TRACE_FILE` is set, a line `{"launch","attempt","site","round","kind","pid","started","at_ms"}` is
 //! appended to that file for each task: `started` is the process's start time in clock ticks since boot.
@@ -30,6 +31,7 @@ struct Options {
     weight: f64,
     init_bytes: usize,
     flood_mib: usize,
+    gate: Option<PathBuf>,
     input: Option<PathBuf>,
     output: Option<PathBuf>,
 }
@@ -43,6 +45,7 @@ fn options() -> Result<Options> {
         weight: 1.0,
         init_bytes: 1024,
         flood_mib: 1024,
+        gate: None,
         input: None,
         output: None,
     };
@@ -57,6 +60,7 @@ fn options() -> Result<Options> {
             "--weight" => found.weight = value.parse()?,
             "--init-bytes" => found.init_bytes = value.parse()?,
             "--flood-mib" => found.flood_mib = value.parse()?,
+            "--gate" => found.gate = Some(value.into()),
             "--in" => found.input = Some(value.into()),
             "--out" => found.output = Some(value.into()),
             _ => bail!("unknown argument {name}"),
@@ -92,6 +96,10 @@ fn main() -> Result<()> {
         trace(task.round, &task.kind)?;
         let mode = mode_now(&options, &session.site, task.round);
         std::thread::sleep(options.sleep);
+        if let Some(gate) = options.gate.as_ref().filter(|_| task.round >= options.at) {
+            let gate = File::open(gate).with_context(|| format!("open the gate {}", gate.display()))?;
+            gate.lock_shared()?;
+        }
         misbehave(mode, &options)?;
         // Two names in turn: the file of the last round may still be read.
         let mut out = session.out.join(format!("update-{}.safetensors", task.round % 2));
