@@ -3,5 +3,11 @@
 //! Scenarios live in `tests/end_to_end/`, a module each; everything here knows how to run and observe a
 //! federation, nothing here asserts.
 
+pub mod federation;
+pub mod job;
+pub mod log;
 pub mod process;
+pub mod programs;
 pub mod proxy;
+pub mod trace;
+pub mod watch;
