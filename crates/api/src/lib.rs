@@ -10,6 +10,7 @@ pub mod order;
 pub mod payload;
 pub mod problem;
 pub mod rundir;
+pub mod shim;
 pub mod site;
 pub mod trainer;
 pub mod user;

@@ -6,6 +6,7 @@
 //!     in/             models the parent hands down, named by hash; read-only for the worker
 //!     out/            what the worker hands up; the parent opens it beneath, without links
 //!     state/          the worker's own: checkpoints survive an attempt
+//!     tmp/            `TMPDIR` and `HOME` of the worker
 //!     attempts/<n>/   handover.json, worker.log, shim.json, exit.json of one attempt
 //! ```
 
@@ -17,6 +18,8 @@ pub const IN: &str = "in";
 pub const OUT: &str = "out";
 /// Checkpoints.
 pub const STATE: &str = "state";
+/// Temporary files.
+pub const TMP: &str = "tmp";
 /// One folder an attempt.
 pub const ATTEMPTS: &str = "attempts";
 /// The handover (0600) inside an attempt's folder; [`crate::worker::Handover`] as JSON.

@@ -1,0 +1,734 @@
+//! The ledger's shell: one task that owns the [`Book`], writes rows, calls the adapter and hears its watcher.
+//!
+//! It takes no hints: after every event it asks the book about the rows concerned, and every few seconds, while
+//! anything lives, about all of them. It may be killed between any two lines, because of this order:
+//!
+//! ```text
+//! row planned on disk -> prepare -> native id on disk -> start -> ... -> exit seen -> outcome on disk -> remove
+//! ```
+
+use crate::book::{ASK_EVERY, Book, Call, Denied, Todo};
+use crate::clock::{Clock, Time, millis};
+use crate::crash;
+use crate::inventory::{Ask, Short};
+use crate::launcher::{
+    Allotted, Cause, Check, Down, End, Event, Handover, LaunchError, Launcher, Offer, Refusal, Resolved,
+};
+use crate::machine::Seen;
+use crate::row::{Key, Row, Stop, VERSION, Why};
+use crate::store::{LedgerStore, StoreError};
+use async_trait::async_trait;
+use polder_words::{JobId, LaunchId, Outcome, Role};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use thiserror::Error;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// What the parent does for a launch.
+#[async_trait]
+pub trait Host: Send + Sync {
+    /// Makes the run directory and a fresh one-time token ready, durably, and says what the worker is handed. Called
+    /// before each `prepare`; may be called again for the same launch when nothing was sent.
+    ///
+    /// # Errors
+    /// [`LaunchError::Refused`] ends the launch, [`LaunchError::NotSent`] has it tried again later.
+    async fn handover(&self, want: &Resolved) -> Result<Handover, LaunchError>;
+}
+
+/// How the ledger is set up.
+#[derive(Debug, Clone, Default)]
+pub struct Settings {
+    /// Its time.
+    pub clock: Clock,
+}
+
+/// The ledger does not answer any more, or its disk does not.
+#[derive(Debug, Error)]
+pub enum LedgerError {
+    /// The disk.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// A row that cannot be read: better not to start than to launch something twice.
+    #[error("ledger row {key}: {source}")]
+    Row {
+        /// Its key.
+        key: String,
+        /// Why.
+        source: serde_json::Error,
+    },
+    /// A row of a later version.
+    #[error("ledger row {key} has version {found}, this program reads {VERSION}")]
+    Version {
+        /// Its key.
+        key: String,
+        /// Its version.
+        found: u32,
+    },
+    /// It was closed.
+    #[error("the ledger is closed")]
+    Closed,
+    /// The launch is not the current attempt.
+    #[error("{0} is not a current launch")]
+    NotCurrent(LaunchId),
+}
+
+/// A worker that cannot be had.
+#[derive(Debug, Error)]
+pub enum WantError {
+    /// Not now.
+    #[error("{0}")]
+    Short(Short),
+    /// Not at this site.
+    #[error("{0}")]
+    Refused(Refusal),
+    /// The ledger itself.
+    #[error(transparent)]
+    Ledger(#[from] LedgerError),
+}
+
+/// What the site has and what is free of it: pairs of free and all.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Standing {
+    /// As the adapter said it last.
+    pub offer: Offer,
+    /// GPUs.
+    pub gpus: Option<(u64, u64)>,
+    /// CPUs.
+    pub cpus: Option<(u64, u64)>,
+    /// Bytes of memory.
+    pub memory: Option<(u64, u64)>,
+    /// When the backend does not answer: since when and why.
+    pub down: Option<Down>,
+}
+
+type Reply<T> = oneshot::Sender<Result<T, LedgerError>>;
+
+enum Command {
+    Reserve(Key, Ask, oneshot::Sender<Result<Allotted, Short>>),
+    Release(Key),
+    Want(Box<Resolved>, oneshot::Sender<Result<Row, WantError>>),
+    Stop(Key, Stop, Reply<()>),
+    Word(LaunchId, Outcome, Reply<()>),
+    Forget(Key, Reply<bool>),
+    Refresh(oneshot::Sender<()>),
+    Close(oneshot::Sender<()>),
+}
+
+/// What readers see without asking the task.
+#[derive(Debug)]
+struct Shown {
+    rows: BTreeMap<Key, Row>,
+    standing: Standing,
+}
+
+/// A handle on the ledger; cheap to clone.
+#[derive(Clone)]
+pub struct Ledger {
+    commands: mpsc::Sender<Command>,
+    shown: Arc<Mutex<Shown>>,
+    changes: watch::Receiver<u64>,
+    launcher: Arc<dyn Launcher>,
+    clock: Clock,
+}
+
+impl Ledger {
+    /// Reads what is on disk, adopts what runs, and goes on with everything that was begun.
+    ///
+    /// # Errors
+    /// When the store cannot be read, or a row in it.
+    pub async fn open(
+        store: Arc<dyn LedgerStore>,
+        launcher: Arc<dyn Launcher>,
+        host: Arc<dyn Host>,
+        settings: Settings,
+    ) -> Result<Self, LedgerError> {
+        let mut rows = Vec::new();
+        for (key, text) in store.load().await? {
+            let row: Row = serde_json::from_str(&text)
+                .map_err(|source| LedgerError::Row { key: key.clone(), source })?;
+            if row.version != VERSION {
+                return Err(LedgerError::Version { key, found: row.version });
+            }
+            rows.push(row);
+        }
+        let book = Book::load(rows);
+        let (offer, down) = match launcher.offer().await {
+            Ok(offer) => (offer, None),
+            Err(down) => (unknown_offer(launcher.mode()), Some(down)),
+        };
+        let standing = Standing { offer, gpus: None, cpus: None, memory: None, down };
+        let shown = Arc::new(Mutex::new(Shown { rows: BTreeMap::new(), standing }));
+        let (commands, inbox) = mpsc::channel(64);
+        let (version, changes) = watch::channel(0);
+        let shell = Shell {
+            book,
+            store,
+            launcher: Arc::clone(&launcher),
+            host,
+            clock: settings.clock.clone(),
+            shown: Arc::clone(&shown),
+            version,
+            calls: JoinSet::new(),
+            asking: HashMap::new(),
+            timers: BTreeMap::new(),
+            strays: BTreeSet::new(),
+            replies: Vec::new(),
+            stop: CancellationToken::new(),
+        };
+        tokio::spawn(shell.run(inbox));
+        Ok(Self { commands, shown, changes, launcher, clock: settings.clock })
+    }
+
+    /// Sets resources aside for a worker that will be wanted; kept in memory, so a restarted parent asks again.
+    ///
+    /// # Errors
+    /// What is missing; [`LedgerError::Closed`] counts as nothing free.
+    pub async fn reserve(&self, job: JobId, role: Role, ask: Ask) -> Result<Allotted, Short> {
+        let (reply, answer) = oneshot::channel();
+        let closed = Short { what: "ledgers", free: 0, all: 0, asked: 1 };
+        if self.commands.send(Command::Reserve(Key { job, role }, ask, reply)).await.is_err() {
+            return Err(closed);
+        }
+        answer.await.unwrap_or(Err(closed))
+    }
+
+    /// Gives a reservation back; a worker that is wanted meanwhile keeps what it has.
+    pub async fn release(&self, job: JobId, role: Role) {
+        let _ = self.commands.send(Command::Release(Key { job, role })).await;
+    }
+
+    /// Wants a worker. When this returns the intent is on disk, and the worker will run or the row will say why not.
+    /// One that is wanted already (same job and role) stays as it is and is answered.
+    ///
+    /// # Errors
+    /// When there is not enough of something or the adapter refuses; nothing is kept then.
+    pub async fn want(&self, want: Resolved) -> Result<Row, WantError> {
+        let (reply, answer) = oneshot::channel();
+        let command = Command::Want(Box::new(want), reply);
+        self.commands.send(command).await.map_err(|_| LedgerError::Closed)?;
+        answer.await.map_err(|_| LedgerError::Closed)?
+    }
+
+    /// Ends a worker: one that runs may end by itself for `grace` (its parent tells it), anything else is ended at once.
+    /// A worker nobody wants is none to end. On disk when this returns; its end shows in the row.
+    ///
+    /// # Errors
+    /// When the ledger or its disk does not answer.
+    pub async fn stop(
+        &self,
+        job: JobId,
+        role: Role,
+        why: impl Into<String>,
+        grace: Duration,
+    ) -> Result<(), LedgerError> {
+        let stop =
+            Stop { at: self.clock.now(), grace_ms: millis(grace), why: Why::Asked { text: why.into() } };
+        self.ask(|reply| Command::Stop(Key { job, role }, stop, reply)).await
+    }
+
+    /// Takes down a worker's own word on how it ended; it counts once the exit is seen. On disk when this returns.
+    ///
+    /// # Errors
+    /// [`LedgerError::NotCurrent`] for another attempt than the current one.
+    pub async fn report_outcome(&self, id: &LaunchId, outcome: Outcome) -> Result<(), LedgerError> {
+        self.ask(|reply| Command::Word(id.clone(), outcome, reply)).await
+    }
+
+    /// Forgets a launch that has ended and is cleaned up; `false` when it is not that far.
+    ///
+    /// # Errors
+    /// When the ledger or its disk does not answer.
+    pub async fn forget(&self, job: JobId, role: Role) -> Result<bool, LedgerError> {
+        self.ask(|reply| Command::Forget(Key { job, role }, reply)).await
+    }
+
+    /// Where a worker stands.
+    #[must_use]
+    pub fn state(&self, job: JobId, role: Role) -> Option<Row> {
+        self.shown().rows.get(&Key { job, role }).cloned()
+    }
+
+    /// All workers.
+    #[must_use]
+    pub fn rows(&self) -> Vec<Row> {
+        self.shown().rows.values().cloned().collect()
+    }
+
+    /// What the site has and what is free.
+    #[must_use]
+    pub fn standing(&self) -> Standing {
+        self.shown().standing.clone()
+    }
+
+    /// Changes whenever a row or what is free changes; read the state then. Nothing is missed: a reader that was slow
+    /// sees the newest.
+    #[must_use]
+    pub fn changes(&self) -> watch::Receiver<u64> {
+        self.changes.clone()
+    }
+
+    /// Asks the adapter again what the site has.
+    pub async fn refresh(&self) {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Refresh(reply)).await.is_ok() {
+            let _ = answer.await;
+        }
+    }
+
+    /// The native request a launch would make, without making it.
+    ///
+    /// # Errors
+    /// As the adapter refuses.
+    pub fn plan(&self, want: &Resolved, with: &Allotted) -> Result<crate::launcher::Plan, Refusal> {
+        self.launcher.plan(want, with)
+    }
+
+    /// The adapter's findings about this site.
+    pub async fn preflight(&self) -> Vec<Check> {
+        self.launcher.preflight().await
+    }
+
+    /// The last bytes of a worker's own output.
+    ///
+    /// # Errors
+    /// When the backend does not answer.
+    pub async fn tail(&self, id: &LaunchId, max: usize) -> Result<bytes::Bytes, Down> {
+        self.launcher.tail(id, max).await
+    }
+
+    /// Ends the ledger's task, not the workers: the next parent adopts them.
+    pub async fn close(&self) {
+        let (reply, answer) = oneshot::channel();
+        if self.commands.send(Command::Close(reply)).await.is_ok() {
+            let _ = answer.await;
+        }
+    }
+
+    async fn ask<T>(&self, command: impl FnOnce(Reply<T>) -> Command) -> Result<T, LedgerError> {
+        let (reply, answer) = oneshot::channel();
+        self.commands.send(command(reply)).await.map_err(|_| LedgerError::Closed)?;
+        answer.await.map_err(|_| LedgerError::Closed)?
+    }
+
+    fn shown(&self) -> std::sync::MutexGuard<'_, Shown> {
+        self.shown.lock().expect("no holder of this lock panics")
+    }
+}
+
+fn unknown_offer(mode: polder_words::Mode) -> Offer {
+    Offer {
+        mode,
+        architectures: Vec::new(),
+        isolation: polder_words::Isolation::None,
+        not_enforced: Vec::new(),
+        devices: None,
+        cpus: None,
+        memory: None,
+        expected_start: None,
+    }
+}
+
+/// What a spawned request comes back with.
+enum Back {
+    Done(LaunchId, Seen),
+    Asked(Vec<(LaunchId, Seen)>),
+    Stray(LaunchId, Result<(), LaunchError>),
+}
+
+struct Shell {
+    book: Book,
+    store: Arc<dyn LedgerStore>,
+    launcher: Arc<dyn Launcher>,
+    host: Arc<dyn Host>,
+    clock: Clock,
+    shown: Arc<Mutex<Shown>>,
+    version: watch::Sender<u64>,
+    calls: JoinSet<Back>,
+    /// Which launch each request on its way is about.
+    asking: HashMap<tokio::task::Id, LaunchId>,
+    /// When each row wants to be looked at again.
+    timers: BTreeMap<Key, Time>,
+    /// Native objects no row speaks for, being ended.
+    strays: BTreeSet<LaunchId>,
+    /// Who waits for a row to be on disk.
+    replies: Vec<(Key, Waiter)>,
+    stop: CancellationToken,
+}
+
+enum Waiter {
+    Unit(Reply<()>),
+    Want(oneshot::Sender<Result<Row, WantError>>),
+}
+
+impl Shell {
+    async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
+        let (events_in, mut events) = mpsc::channel(256);
+        let mut watcher = self.start_watch(&events_in);
+        self.refresh().await;
+        for key in self.book.keys() {
+            self.settle(key).await;
+        }
+        self.publish();
+        let mut ask_at: Option<Time> = None;
+        loop {
+            let now = self.clock.now();
+            if self.book.is_idle() {
+                ask_at = None;
+            } else if ask_at.is_none() {
+                ask_at = Some(now.plus(ASK_EVERY));
+            }
+            let due = self.timers.values().copied().chain(ask_at).min();
+            tokio::select! {
+                command = inbox.recv() => match command {
+                    Some(Command::Close(reply)) => {
+                        self.shut(&watcher);
+                        let _ = reply.send(());
+                        return;
+                    }
+                    Some(command) => self.command(command).await,
+                    // Every handle is gone: nobody can want anything, but what runs is still looked after by the next.
+                    None => return self.shut(&watcher),
+                },
+                event = events.recv() => if let Some(event) = event {
+                    self.event(event).await;
+                },
+                Some(back) = self.calls.join_next_with_id(), if !self.calls.is_empty() => match back {
+                    Ok((task, back)) => {
+                        self.asking.remove(&task);
+                        self.back(back).await;
+                    }
+                    // An adapter that panics is an adapter that did not answer.
+                    Err(error) => {
+                        tracing::error!(%error, "a request to the launcher failed");
+                        if let Some(id) = self.asking.remove(&error.id()) {
+                            self.back(Back::Done(id, Seen::Unsure(Cause("the launcher failed".to_owned())))).await;
+                        }
+                    }
+                },
+                () = sleep_until(due, now) => {
+                    let now = self.clock.now();
+                    let keys: Vec<_> = self.timers.iter().filter(|(_, at)| **at <= now).map(|(key, _)| *key).collect();
+                    for key in keys {
+                        self.settle(key).await;
+                    }
+                    if ask_at.is_some_and(|at| at <= now) {
+                        ask_at = None;
+                        self.ask_all();
+                    }
+                }
+            }
+            if watcher.is_finished() {
+                watcher = self.start_watch(&events_in);
+            }
+            self.publish();
+        }
+    }
+
+    fn start_watch(&self, events: &mpsc::Sender<Event>) -> AbortHandle {
+        let (launcher, events, stop) = (Arc::clone(&self.launcher), events.clone(), self.stop.clone());
+        tokio::spawn(async move { launcher.watch(events, stop).await }).abort_handle()
+    }
+
+    fn shut(&mut self, watcher: &AbortHandle) {
+        self.stop.cancel();
+        watcher.abort();
+        self.calls.abort_all();
+    }
+
+    async fn command(&mut self, command: Command) {
+        let now = self.clock.now();
+        match command {
+            Command::Reserve(key, ask, reply) => {
+                let answer = match self.book.get(key) {
+                    Some(row) => Ok(row.lease.clone()),
+                    None => self.book.inventory_mut().take(key, ask),
+                };
+                let _ = reply.send(answer);
+            }
+            Command::Release(key) => {
+                if self.book.get(key).is_none() {
+                    self.book.inventory_mut().free(key);
+                }
+            }
+            Command::Want(want, reply) => {
+                let key = Key::of(&want.id);
+                let launcher = Arc::clone(&self.launcher);
+                match self.book.want(*want, &|want, with| launcher.plan(want, with), now) {
+                    Ok(()) => {
+                        self.replies.push((key, Waiter::Want(reply)));
+                        self.settle(key).await;
+                    }
+                    Err(Denied::Short(short)) => drop(reply.send(Err(WantError::Short(short)))),
+                    Err(Denied::Refused(refusal)) => drop(reply.send(Err(WantError::Refused(refusal)))),
+                }
+            }
+            Command::Stop(key, stop, reply) => {
+                if let Some(id) = self.book.get(key).map(|row| row.id().clone()) {
+                    self.book.observe(&id, Seen::Stop(stop), now);
+                }
+                self.replies.push((key, Waiter::Unit(reply)));
+                self.settle(key).await;
+            }
+            Command::Word(id, outcome, reply) => {
+                let key = Key::of(&id);
+                if self.book.get(key).is_none_or(|row| *row.id() != id) {
+                    let _ = reply.send(Err(LedgerError::NotCurrent(id)));
+                    return;
+                }
+                self.book.observe(&id, Seen::Word(outcome), now);
+                self.replies.push((key, Waiter::Unit(reply)));
+                self.settle(key).await;
+            }
+            Command::Forget(key, reply) => {
+                let answer = if self.book.get(key).is_none_or(Row::is_settled) {
+                    match self.store.delete(&key.to_string()).await {
+                        Ok(()) => Ok(self.book.forget(key)),
+                        Err(error) => Err(error.into()),
+                    }
+                } else {
+                    Ok(false)
+                };
+                self.timers.remove(&key);
+                let _ = reply.send(answer);
+            }
+            Command::Refresh(reply) => {
+                self.refresh().await;
+                let _ = reply.send(());
+            }
+            // Handled by the loop.
+            Command::Close(reply) => drop(reply),
+        }
+    }
+
+    async fn event(&mut self, event: Event) {
+        let now = self.clock.now();
+        match event {
+            Event::Seen(sighting) => {
+                let key = Key::of(&sighting.id);
+                if let Some(id) = self.book.sighted(sighting, now) {
+                    self.stray(id);
+                }
+                self.settle(key).await;
+            }
+            Event::Relisted { complete } => {
+                for id in self.book.relisted(complete, now) {
+                    self.stray(id);
+                }
+                self.set_down(None);
+                self.settle_all().await;
+            }
+            Event::Down(down) => {
+                for id in self.book.to_ask() {
+                    self.book.observe(&id, Seen::Unsure(down.why.clone()), now);
+                }
+                self.set_down(Some(down));
+                self.settle_all().await;
+            }
+            Event::Up => self.set_down(None),
+        }
+    }
+
+    async fn back(&mut self, back: Back) {
+        let now = self.clock.now();
+        match back {
+            Back::Done(id, seen) => {
+                crash::point("after a call of the launcher");
+                self.book.done(&id, seen, now);
+                self.settle(Key::of(&id)).await;
+            }
+            Back::Asked(fates) => {
+                for (id, seen) in fates {
+                    self.book.observe(&id, seen, now);
+                    self.settle(Key::of(&id)).await;
+                }
+            }
+            Back::Stray(id, result) => {
+                self.strays.remove(&id);
+                match result {
+                    Ok(()) => tracing::info!(launch = %id, "removed a worker that no launch speaks for"),
+                    Err(error) => tracing::warn!(launch = %id, %error, "a worker that no launch speaks for"),
+                }
+            }
+        }
+    }
+
+    async fn settle_all(&mut self) {
+        for key in self.book.keys() {
+            self.settle(key).await;
+        }
+    }
+
+    /// Does what the book says about one row, writes first.
+    async fn settle(&mut self, key: Key) {
+        loop {
+            let now = self.clock.now();
+            let launcher = Arc::clone(&self.launcher);
+            self.timers.remove(&key);
+            match self.book.settle(key, &|want, with| launcher.plan(want, with), now) {
+                Todo::Write => {
+                    let Some(row) = self.book.get(key) else { return };
+                    let text = serde_json::to_string(row).expect("a row is plain data with text keys");
+                    crash::point("before a row is written");
+                    if let Err(error) = self.store.put(&key.to_string(), &text).await {
+                        tracing::error!(%error, row = %key, "the ledger cannot be written; nothing is launched meanwhile");
+                        self.timers.insert(key, now.plus(Duration::from_secs(1)));
+                        self.answer(key, || Err(StoreError { what: error.to_string(), source: None }));
+                        return;
+                    }
+                    crash::point("after a row is written");
+                    self.book.written(key);
+                }
+                Todo::Call(call) => {
+                    self.answer(key, || Ok(()));
+                    self.call(key, call);
+                }
+                Todo::Wait(until) => {
+                    self.answer(key, || Ok(()));
+                    if let Some(until) = until {
+                        self.timers.insert(key, until);
+                    }
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Tells everybody who waited for this row to be on disk.
+    fn answer(&mut self, key: Key, result: impl Fn() -> Result<(), StoreError>) {
+        let row = self.book.get(key).cloned();
+        let mut index = 0;
+        while index < self.replies.len() {
+            if self.replies[index].0 != key {
+                index += 1;
+                continue;
+            }
+            match self.replies.swap_remove(index).1 {
+                Waiter::Unit(reply) => drop(reply.send(result().map_err(LedgerError::from))),
+                Waiter::Want(reply) => {
+                    let answer = result().map_err(LedgerError::from).map_err(WantError::from);
+                    let answer =
+                        answer.and_then(|()| row.clone().ok_or(WantError::Ledger(LedgerError::Closed)));
+                    drop(reply.send(answer));
+                }
+            }
+        }
+    }
+
+    fn call(&mut self, key: Key, call: Call) {
+        let Some(id) = self.book.get(key).map(|row| row.id().clone()) else { return };
+        let (launcher, host) = (Arc::clone(&self.launcher), Arc::clone(&self.host));
+        crash::point("before a call of the launcher");
+        let about = id.clone();
+        let task = self.calls.spawn(async move {
+            let seen = match call {
+                Call::Prepare(want, plan) => Seen::Prepared(match host.handover(&want).await {
+                    Ok(hand) => launcher.prepare(&id, &plan, &hand).await,
+                    Err(error) => Err(error),
+                }),
+                Call::Start(native) => Seen::Started(launcher.start(&id, &native).await),
+                Call::Find => match launcher.find(std::slice::from_ref(&id)).await {
+                    Ok(mut fates) => Book::fate(fates.remove(&id)),
+                    Err(down) => Seen::Unsure(down.why),
+                },
+                Call::End(end) => Seen::Ended(launcher.end(&id, end).await),
+                Call::Remove => Seen::Removed(launcher.remove(&id).await),
+            };
+            Back::Done(id, seen)
+        });
+        self.asking.insert(task.id(), about);
+    }
+
+    /// Asks for everything that lives, in one request.
+    fn ask_all(&mut self) {
+        let ids = self.book.to_ask();
+        if ids.is_empty() {
+            return;
+        }
+        let launcher = Arc::clone(&self.launcher);
+        self.calls.spawn(async move {
+            let fates = launcher.find(&ids).await;
+            let told = |id: LaunchId| match &fates {
+                Ok(fates) => {
+                    let seen = Book::fate(fates.get(&id).cloned());
+                    (id, seen)
+                }
+                Err(down) => (id, Seen::Unsure(down.why.clone())),
+            };
+            Back::Asked(ids.into_iter().map(told).collect())
+        });
+    }
+
+    /// Ends and removes what no row speaks for: an earlier attempt that came late, or a launch forgotten meanwhile.
+    fn stray(&mut self, id: LaunchId) {
+        if !self.strays.insert(id.clone()) {
+            return;
+        }
+        let launcher = Arc::clone(&self.launcher);
+        self.calls.spawn(async move {
+            let how = End { grace: Duration::ZERO, why: "no launch speaks for it".to_owned() };
+            let result = match launcher.end(&id, how).await {
+                Ok(()) => launcher.remove(&id).await,
+                Err(error) => Err(error),
+            };
+            Back::Stray(id, result)
+        });
+    }
+
+    async fn refresh(&mut self) {
+        match self.launcher.offer().await {
+            Ok(offer) => {
+                self.book.inventory_mut().refresh(&offer);
+                let mut shown = self.shown.lock().expect("no holder of this lock panics");
+                (shown.standing.offer, shown.standing.down) = (offer, None);
+            }
+            Err(down) => self.set_down(Some(down)),
+        }
+    }
+
+    fn set_down(&self, down: Option<Down>) {
+        self.shown.lock().expect("no holder of this lock panics").standing.down = down;
+    }
+
+    /// Shows readers what is on disk now, and wakes them when it differs.
+    fn publish(&self) {
+        let inventory = self.book.inventory();
+        let changed = {
+            let mut shown = self.shown.lock().expect("no holder of this lock panics");
+            let before = shown.standing.clone();
+            let standing = &mut shown.standing;
+            (standing.gpus, standing.cpus, standing.memory) =
+                (inventory.gpus(), inventory.cpus(), inventory.memory());
+            let differs = *standing != before;
+            // What is not on disk yet is not shown either.
+            let mut rows = BTreeMap::new();
+            let mut same = true;
+            for (row, on_disk) in self.book.rows_on_disk() {
+                let old = shown.rows.get(&row.key());
+                if on_disk && old != Some(row) {
+                    same = false;
+                    rows.insert(row.key(), row.clone());
+                } else if let Some(old) = old {
+                    rows.insert(row.key(), old.clone());
+                }
+            }
+            same &= rows.len() == shown.rows.len();
+            if !same {
+                shown.rows = rows;
+            }
+            differs || !same
+        };
+        if changed {
+            self.version.send_modify(|version| *version += 1);
+        }
+    }
+}
+
+async fn sleep_until(due: Option<Time>, now: Time) {
+    match due {
+        Some(due) => tokio::time::sleep(due.since(now)).await,
+        None => std::future::pending().await,
+    }
+}
