@@ -8,7 +8,7 @@
 //! state    the directory, locked by one process
 //! db       the database's thread; schema: tables and their versions
 //! jobs     jobs, events, rounds, results, nonces, what holds which blob
-//! sessions, registry, sites, enrolments, documents
+//! sessions, registry, sites, enrolments, documents; the launch ledger's rows
 //! bundle   apps as archives
 //! audit    a log in which no line can be changed unnoticed
 //! ```
@@ -20,6 +20,7 @@ pub mod documents;
 pub mod enrolments;
 pub mod error;
 pub mod jobs;
+mod ledger;
 mod schema;
 pub mod sessions;
 pub mod sites;

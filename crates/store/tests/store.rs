@@ -215,6 +215,20 @@ async fn documents_are_kept_by_kind() {
     assert_eq!(store.document("y", "k").await.expect("reads"), Some(3.into()));
 }
 
+#[tokio::test]
+async fn the_ledger_finds_its_rows_again() {
+    use polder_launch::store::LedgerStore;
+    let (dir, store) = open();
+    store.put("a.client", "1").await.expect("written");
+    store.put("b.server", "2").await.expect("written");
+    store.put("a.client", "3").await.expect("written");
+    store.delete("b.server").await.expect("removed");
+    store.delete("c.client").await.expect("was not there");
+    drop(store);
+    let store = Sqlite::open(dir.path()).expect("opens again");
+    assert_eq!(store.load().await.expect("reads"), [("a.client".to_owned(), "3".to_owned())]);
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
