@@ -62,8 +62,8 @@ impl JobFolder {
     /// Reads and checks a folder.
     pub(crate) fn open(dir: &Path) -> Result<Self, Failure> {
         let file = meta_file(dir)?;
-        let mut meta =
-            JobMeta::parse(&file.display().to_string(), &read_file(&file)?).map_err(|error| refused(&error))?;
+        let mut meta = JobMeta::parse(&file.display().to_string(), &read_file(&file)?)
+            .map_err(|error| refused(&error))?;
         if meta.name.is_none() {
             let name = fs::canonicalize(dir).ok().and_then(|dir| Some(dir.file_name()?.to_str()?.to_owned()));
             meta.name = Some(name.unwrap_or_else(|| "job".to_owned()));
@@ -104,7 +104,8 @@ fn meta_file(dir: &Path) -> Result<PathBuf, Failure> {
             .file(dir.display().to_string())
             .hint("a job is a folder with meta.json and one folder per app"));
     }
-    let found: Vec<PathBuf> = meta::FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
+    let found: Vec<PathBuf> =
+        meta::FILES.iter().map(|name| dir.join(name)).filter(|path| path.exists()).collect();
     match found.as_slice() {
         [one] => Ok(one.clone()),
         [] => Err(Failure::new(ProblemCode::Invalid, "the folder has no meta file")

@@ -6,6 +6,8 @@
 
 mod args;
 mod commands;
+mod job_folder;
+mod order;
 mod output;
 mod server;
 mod state;

@@ -67,7 +67,10 @@ pub(crate) fn sign(kit: &Kit, order: &Order) -> Result<(SignedOrder, JobId), Fai
         .sign(ORDER_DOMAIN, text.as_bytes())
         .map_err(|error| Failure::new(ProblemCode::Internal, format!("cannot sign: {error}")))?;
     let job = JobId::of_order(&Hash(*blake3::hash(text.as_bytes()).as_bytes()));
-    let signed =
-        SignedOrder { order: text, signature: signature.to_string(), certificate: kit.certificate_pem().to_owned() };
+    let signed = SignedOrder {
+        order: text,
+        signature: signature.to_string(),
+        certificate: kit.certificate_pem().to_owned(),
+    };
     Ok((signed, job))
 }

@@ -14,7 +14,7 @@ use polder_api::user::{
 use polder_api::{LONG_POLL_SECONDS, PROTOCOL, ProblemCode, SignedOrder};
 use polder_transport::client::{Ask, Client, ClientError, Dialer, Proxy, escape};
 use polder_transport::identity::{Kind, Kit};
-use polder_words::{JobId, Role, SiteName, StudyName};
+use polder_words::{BlobRef, JobId, Role, SiteName, StudyName};
 use serde::de::DeserializeOwned;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -241,6 +241,11 @@ impl Server {
     /// What a job left.
     pub(crate) async fn results(&mut self, job: &JobId) -> Result<Results, Failure> {
         self.ask(|client| client.get(&format!("/v1/user/jobs/{job}/results"))).await
+    }
+
+    /// Uploads an archive, unless the server has it.
+    pub(crate) async fn upload(&mut self, _blob: BlobRef, _file: std::fs::File) -> Result<(), Failure> {
+        Err(Failure::new(ProblemCode::Internal, "not yet"))
     }
 
     /// Submits; the same order twice is the same job.

@@ -1,10 +1,12 @@
 //! What each command does. One file a group, named like the group of its arguments.
 
+mod check;
 mod follow;
 mod jobs;
 mod logs;
 mod session;
 mod sites;
+pub(crate) mod submit;
 
 use crate::args::{Cli, Command, CompletionsArgs};
 use crate::output::{Ending, Out};
@@ -23,6 +25,9 @@ pub(crate) async fn run(command: Command, out: &mut Out) -> Result<(), Ending> {
         Command::Delete(args) => jobs::delete(&args, out).await,
         Command::Sites(args) => sites::sites(&args, out).await,
         Command::Study(args) => sites::study(args.command, out).await,
+        Command::Submit(args) => submit::submit(&args, out).await,
+        Command::Clone(args) => submit::clone(&args, out).await,
+        Command::Check(args) => check::check(&args.command, out),
         Command::Completions(args) => completions(&args, out),
         _ => Err(Ending::Said(5)),
     }
