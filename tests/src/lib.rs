@@ -5,6 +5,7 @@
 
 pub mod federation;
 pub mod job;
+pub mod light;
 pub mod log;
 pub mod process;
 pub mod programs;
