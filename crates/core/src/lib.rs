@@ -4,6 +4,7 @@
 //! the file, the path in the document, what was found and what is allowed. What is accepted prints back and
 //! parses to the same.
 
+pub mod authz;
 pub mod error;
 pub mod export;
 pub mod images;
@@ -11,6 +12,8 @@ pub mod job;
 pub mod launcher;
 pub mod meta;
 pub mod parent;
+pub mod project;
+pub mod registry;
 pub mod resources;
 pub mod scalars;
 pub mod study_runtime;

@@ -275,12 +275,7 @@ impl ParentConfig {
                 let url = ProxyUrl::parse(at.text()?);
                 // The value is not repeated: it may hold a password.
                 url.ok_or_else(|| {
-                    at.refuse_below(
-                        "",
-                        "",
-                        "is not an address of a proxy",
-                        "http://[user:password@]host:port",
-                    )
+                    at.refuse_showing("", "is not an address of a proxy", "http://[user:password@]host:port")
                 })
             })
             .transpose()?;

@@ -70,6 +70,12 @@ impl<'a> At<'a> {
         Error::new(self.file, &self.path, &to_json(self.value), allowed, message).on_line(self.value.line)
     }
 
+    /// A refusal of this value that shows something else than all of it.
+    #[must_use]
+    pub fn refuse_showing(&self, found: &str, message: &str, allowed: &str) -> Error {
+        Error::new(self.file, &self.path, found, allowed, message).on_line(self.value.line)
+    }
+
     /// A refusal of something that is missing or wrong below this value.
     #[must_use]
     pub fn refuse_below(&self, key: &str, found: &str, message: &str, allowed: &str) -> Error {
