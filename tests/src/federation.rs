@@ -41,13 +41,23 @@ pub struct Plan {
     pub runtime: Value,
     /// Further keys of every parent's `parent.yaml`.
     pub parent: Value,
+    /// The proxy through which sites reach the server: `http://[user:password@]host:port`.
+    pub proxy: Option<String>,
+    /// A control group that every process of the federation is put into.
+    pub cgroup: Option<PathBuf>,
 }
 
 impl Plan {
     /// Sites `site-1` to `site-n`.
     #[must_use]
     pub fn sites(n: usize) -> Self {
-        Self { sites: (1..=n).map(|n| format!("site-{n}")).collect(), runtime: json!({}), parent: json!({}) }
+        Self {
+            sites: (1..=n).map(|n| format!("site-{n}")).collect(),
+            runtime: json!({}),
+            parent: json!({}),
+            proxy: None,
+            cgroup: None,
+        }
     }
 
     /// With a key in every site's runtime of each study.
@@ -114,6 +124,7 @@ pub struct Parent {
     pub folder: PathBuf,
     /// What it wrote, over all its runs.
     pub log: Lines,
+    cgroup: Option<PathBuf>,
     child: Option<Child>,
 }
 
@@ -186,12 +197,13 @@ impl Federation {
             config["name"] = json!(name);
             config["server"] = json!(format!("https://localhost:{}", self.port));
             config["kit"] = json!(self.kit(name));
+            if let Some(proxy) = &self.plan.proxy {
+                config["proxy"] = json!(proxy);
+            }
         }
         merge(&mut config, &self.plan.parent);
         write(&folder.join("parent.yaml"), &pretty(&config));
-        let mut study = json!({"env": {"POLDER_TEST_TRACE": self.trace_file()}});
-        // The name reserved for Polder's own variables is not for studies.
-        study["env"] = json!({"TRACE_FILE": self.trace_file()});
+        let mut study = json!({"env": {"TRACE_FILE": self.trace_file()}});
         merge(&mut study, &self.plan.runtime);
         let runtime = json!({"format_version": 2, "studies": {STUDY: study, OTHER_STUDY: study}});
         write(&folder.join("local/study_runtime.yaml"), &pretty(&runtime));
@@ -240,6 +252,7 @@ impl Federation {
                 name: name.to_owned(),
                 folder: self.root.join(name),
                 log: Lines::default(),
+                cgroup: self.plan.cgroup.clone(),
                 child: None,
             });
             self.parents.len() - 1
@@ -328,7 +341,7 @@ impl Parent {
     fn start(&mut self, variables: &[(&str, &str)]) {
         assert!(self.child.is_none(), "{} runs already", self.name);
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        let child = Command::new(program("polder-parent"))
+        let child = command_in(self.cgroup.as_deref(), "polder-parent")
             .arg("--config")
             .arg(self.folder.join("parent.yaml"))
             .envs(variables.iter().copied())
@@ -422,7 +435,7 @@ impl User<'_> {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let home = self.federation.root.join("home").join(self.kit.file_name().expect("a kit has a name"));
         fs::create_dir_all(&home).expect("a folder");
-        let mut command = Command::new(program("polder"));
+        let mut command = command_in(self.federation.plan.cgroup.as_deref(), "polder");
         command
             .args(arguments)
             .env("POLDER_KIT", &self.kit)
@@ -471,6 +484,18 @@ impl User<'_> {
         let _ = run_within(&mut self.command(&["watch", job, "--json"]), programs::LIMIT);
         self.json(&["show", job])
     }
+}
+
+/// A program, in a control group where one is named. A shell puts itself there and becomes the program, so
+/// that nothing the program starts is ever outside.
+fn command_in(cgroup: Option<&Path>, name: &str) -> Command {
+    let Some(cgroup) = cgroup else { return Command::new(program(name)) };
+    let mut command = Command::new("/bin/sh");
+    command
+        .args(["-c", "echo $$ > \"$0\" && exec \"$@\""])
+        .arg(cgroup.join("cgroup.procs"))
+        .arg(program(name));
+    command
 }
 
 /// A port nobody listens on now.
