@@ -326,12 +326,14 @@ pub(crate) fn unknown_key(at: &At<'_>, key: &str, known: &[&str]) -> Error {
     Error::new(at.file, &at.path, key, &known.join(", "), &message).on_line(at.value.line)
 }
 
-/// The nearest of some words, if it is near.
+/// The nearest of some words, if it is near: few slips, or the same beginning.
 fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
     known
         .iter()
         .map(|candidate| (strsim::damerau_levenshtein(word, candidate), *candidate))
-        .filter(|(distance, candidate)| *distance <= 1 + candidate.len() / 5)
+        .filter(|(distance, candidate)| {
+            *distance <= 1 + candidate.len() / 5 || strsim::jaro_winkler(word, candidate) > 0.86
+        })
         .min_by_key(|(distance, _)| *distance)
         .map(|(_, candidate)| candidate)
 }
