@@ -7,7 +7,7 @@ use http::{HeaderMap, Method, StatusCode, Uri};
 use polder_api::{Problem, ProblemCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -29,36 +29,39 @@ pub struct Call {
     /// Cancelled when the server stops: a long poll answers then.
     pub stopping: CancellationToken,
     pub(super) params: Params,
-    request: http::Request<Body>,
+    head: http::request::Parts,
+    /// Behind a lock only so that a handler may hold `&Call` while it waits: a body is not `Sync`.
+    body: Mutex<Body>,
 }
 
 impl Call {
     pub(super) fn new(peer: Arc<Peer>, stopping: CancellationToken, request: http::Request<Body>) -> Self {
-        Self { peer, stopping, params: Params::default(), request }
+        let (head, body) = request.into_parts();
+        Self { peer, stopping, params: Params::default(), head, body: Mutex::new(body) }
     }
 
     /// The method.
     #[must_use]
     pub fn method(&self) -> &Method {
-        self.request.method()
+        &self.head.method
     }
 
     /// Path and query.
     #[must_use]
     pub fn uri(&self) -> &Uri {
-        self.request.uri()
+        &self.head.uri
     }
 
     /// The headers.
     #[must_use]
     pub fn headers(&self) -> &HeaderMap {
-        self.request.headers()
+        &self.head.headers
     }
 
     /// A header as text.
     #[must_use]
     pub fn header(&self, name: &str) -> Option<&str> {
-        self.request.headers().get(name).and_then(|value| value.to_str().ok())
+        self.head.headers.get(name).and_then(|value| value.to_str().ok())
     }
 
     /// A captured part of the path, as the type it stands for.
@@ -83,7 +86,7 @@ impl Call {
         T: std::str::FromStr,
         T::Err: std::fmt::Display,
     {
-        let query = self.request.uri().query().unwrap_or_default();
+        let query = self.head.uri.query().unwrap_or_default();
         for pair in query.split('&') {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             if key == name {
@@ -117,7 +120,8 @@ impl Call {
 
     /// The body, to be read piece by piece. Empty when it was taken before.
     pub fn take_body(&mut self) -> Body {
-        std::mem::replace(self.request.body_mut(), Body::empty())
+        let body = self.body.get_mut().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(body, Body::empty())
     }
 }
 
