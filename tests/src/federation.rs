@@ -247,6 +247,14 @@ impl Federation {
     /// # Panics
     /// When it runs already.
     pub fn start(&mut self, name: &str, variables: &[(&str, &str)]) {
+        self.start_under(name, &[], variables);
+    }
+
+    /// Starts one parent as the last arguments of another program, such as `strace`; does not wait.
+    ///
+    /// # Panics
+    /// When it runs already.
+    pub fn start_under(&mut self, name: &str, under: &[&str], variables: &[(&str, &str)]) {
         let n = self.parents.iter().position(|parent| parent.name == name).unwrap_or_else(|| {
             self.parents.push(Parent {
                 name: name.to_owned(),
@@ -257,7 +265,7 @@ impl Federation {
             });
             self.parents.len() - 1
         });
-        self.parents[n].start(variables);
+        self.parents[n].start(under, variables);
     }
 
     /// A parent by name.
@@ -338,10 +346,18 @@ impl Drop for Federation {
 }
 
 impl Parent {
-    fn start(&mut self, variables: &[(&str, &str)]) {
+    fn start(&mut self, under: &[&str], variables: &[(&str, &str)]) {
         assert!(self.child.is_none(), "{} runs already", self.name);
         let (reader, writer) = std::io::pipe().expect("a pipe");
-        let child = command_in(self.cgroup.as_deref(), "polder-parent")
+        let mut command = match under {
+            [] => command_in(self.cgroup.as_deref(), "polder-parent"),
+            [first, rest @ ..] => {
+                let mut command = Command::new(first);
+                command.args(rest).arg(program("polder-parent"));
+                command
+            }
+        };
+        let child = command
             .arg("--config")
             .arg(self.folder.join("parent.yaml"))
             .envs(variables.iter().copied())
@@ -360,7 +376,7 @@ impl Parent {
     /// # Panics
     /// When it runs.
     pub fn restart(&mut self) {
-        self.start(&[]);
+        self.start(&[], &[]);
     }
 
     /// Waits until it says that it is ready.

@@ -10,5 +10,6 @@ pub mod log;
 pub mod process;
 pub mod programs;
 pub mod proxy;
+pub mod raw;
 pub mod trace;
 pub mod watch;

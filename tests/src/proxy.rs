@@ -8,8 +8,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 /// How the proxy behaves.
 #[derive(Debug, Clone, Default)]
@@ -50,6 +50,7 @@ struct Shared {
     seen: Seen,
     stopped: AtomicBool,
     open: Mutex<Vec<TcpStream>>,
+    news: (Mutex<()>, Condvar),
 }
 
 impl Proxy {
@@ -65,6 +66,7 @@ impl Proxy {
             seen: Seen::default(),
             stopped: AtomicBool::new(false),
             open: Mutex::default(),
+            news: Default::default(),
         });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
@@ -89,6 +91,24 @@ impl Proxy {
     #[must_use]
     pub fn seen(&self) -> &Seen {
         &self.shared.seen
+    }
+
+    /// Waits until what was seen satisfies something.
+    ///
+    /// # Errors
+    /// When the time is over.
+    pub fn wait(&self, limit: Duration, wanted: impl Fn(&Seen) -> bool) -> io::Result<()> {
+        let end = Instant::now() + limit;
+        let mut news = self.shared.news.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while !wanted(&self.shared.seen) {
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::Error::new(io::ErrorKind::TimedOut, format!("{:?}", self.shared.seen)));
+            }
+            news = self.shared.news.1.wait_timeout(news, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        drop(news);
+        Ok(())
     }
 
     /// Cuts every open tunnel now.
@@ -118,6 +138,8 @@ impl Shared {
         // A tunnel that breaks is what tests do to each other all the time; nobody to tell.
         let _ = self.tunnel(&mut client);
         let _ = client.shutdown(Shutdown::Both);
+        drop(self.news.0.lock().unwrap_or_else(PoisonError::into_inner));
+        self.news.1.notify_all();
     }
 
     fn tunnel(&self, client: &mut TcpStream) -> io::Result<()> {

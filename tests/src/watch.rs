@@ -1,5 +1,6 @@
 //! Waiting for what others write: woken by the write itself, not by looking again and again.
 
+use crate::process::Process;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify;
 use std::io;
@@ -46,6 +47,31 @@ pub fn until<T, S: std::fmt::Display>(
         // Until there are no more: several changes are one reason to look.
         while events.next().is_ok() {}
     }
+}
+
+/// Waits until one of these processes has ended; which.
+///
+/// # Errors
+/// When the time is over.
+pub fn first(processes: &[&Process], limit: Duration) -> io::Result<usize> {
+    let mut handles = Vec::new();
+    for (n, process) in processes.iter().enumerate() {
+        let raw = i32::try_from(process.pid).ok().and_then(rustix::process::Pid::from_raw);
+        let pid = raw.ok_or_else(|| io::Error::other("not a process number"))?;
+        match rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()) {
+            Ok(handle) if process.alive() => handles.push(handle),
+            _ => return Ok(n),
+        }
+    }
+    let mut fds: Vec<PollFd<'_>> = handles.iter().map(|handle| PollFd::new(handle, PollFlags::IN)).collect();
+    let timeout = Timespec {
+        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
+    };
+    poll(&mut fds, Some(&timeout))?;
+    fds.iter().position(|fd| !fd.revents().is_empty()).ok_or_else(|| {
+        io::Error::new(io::ErrorKind::TimedOut, format!("after {limit:?}: all of {processes:?} run"))
+    })
 }
 
 #[cfg(test)]

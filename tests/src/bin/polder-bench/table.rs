@@ -87,17 +87,20 @@ fn short(value: f64) -> String {
 /// For people.
 pub(crate) fn print(figures: &[Figure]) -> String {
     let mut table = Table::new();
-    table.load_style(presets::ASCII_MARKDOWN).set_content_arrangement(ContentArrangement::Disabled).set_header([
-        "part",
-        "what",
-        "unit",
-        "measured",
-        "range",
-        "target",
-        "met",
-        "FLARE 2.9.0",
-        "times better",
-    ]);
+    table
+        .load_style(presets::ASCII_MARKDOWN)
+        .set_content_arrangement(ContentArrangement::Disabled)
+        .set_header([
+            "part",
+            "what",
+            "unit",
+            "measured",
+            "range",
+            "target",
+            "met",
+            "FLARE 2.9.0",
+            "times better",
+        ]);
     for figure in figures {
         let range =
             figure.range.map_or(String::new(), |(low, high)| format!("{}..{}", short(low), short(high)));
