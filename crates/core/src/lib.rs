@@ -5,6 +5,7 @@
 //! parses to the same.
 
 pub mod authz;
+pub mod check;
 pub mod error;
 pub mod export;
 pub mod images;
