@@ -12,6 +12,7 @@
 //! ```
 //! Everything that needs the time takes it as an argument, except where bytes are moved.
 
+pub mod blob;
 pub mod body;
 pub mod carrier;
 pub mod client;

@@ -380,7 +380,7 @@ mod tests {
         let feed = Feed::new(epoch(1));
         feed.set(0_u32, 0);
         let old = feed.cursor();
-        for key in 1..=REMEMBERED as u32 + 1 {
+        for key in 1..=u32::try_from(REMEMBERED).unwrap() + 1 {
             feed.set(key, 0);
             feed.remove(&key);
         }
