@@ -112,7 +112,9 @@ fn failure(export: &Export, class: FailureClass, cause: String, tail: &str) -> T
     let outcome = polder_words::Outcome::Failed { class, cause, tail: tail.to_owned() };
     match export.outcome(&outcome) {
         polder_words::Outcome::Failed { class, cause, tail } => TaskOutcome::Failed { class, cause, tail },
-        polder_words::Outcome::Completed => TaskOutcome::Failed { class, cause: String::new(), tail: String::new() },
+        polder_words::Outcome::Completed => {
+            TaskOutcome::Failed { class, cause: String::new(), tail: String::new() }
+        }
     }
 }
 
@@ -126,7 +128,9 @@ async fn check(
     let export = &accepted.runtime.export;
     let (model, weight, metrics) = match outcome {
         TaskOutcome::Done { model, weight, metrics } => (model, weight, metrics),
-        TaskOutcome::Failed { class, cause, tail } => return Ok((failure(export, class, cause, &tail), None)),
+        TaskOutcome::Failed { class, cause, tail } => {
+            return Ok((failure(export, class, cause, &tail), None));
+        }
     };
     if !weight.is_finite() || weight <= 0.0 {
         return Err(Stays::Weight(weight));
@@ -145,7 +149,7 @@ async fn check(
             if bytes.len() as u64 > INLINE_LIMIT {
                 return Err(Stays::Base64);
             }
-            look(export, tensors::Model::from_bytes(bytes)?, begins_with)?;
+            look(export, &tensors::Model::from_bytes(bytes)?, begins_with)?;
             (Payload::Inline { data }, None)
         }
         Payload::File { path, .. } => {
@@ -153,7 +157,7 @@ async fn check(
             let (export, begins_with) = (export.clone(), begins_with.clone());
             let copy = spool.path.clone();
             let looked = tokio::task::spawn_blocking(move || {
-                look(&export, tensors::Model::open(&copy)?, &begins_with)
+                look(&export, &tensors::Model::open(&copy)?, &begins_with)
             });
             let looked = looked.await.map_err(|error| Stays::Io(std::io::Error::other(error)))?;
             if let Err(stays) = looked {
@@ -189,7 +193,7 @@ async fn spool(job: &Arc<Job>, export: &Export, path: &str) -> Result<Spool, Sta
 }
 
 fn summary(header: &tensors::Header) -> Vec<TensorSummary> {
-    let shape = |tensor: &tensors::Tensor| tensor.shape.iter().map(|n| *n as u64).collect();
+    let shape = |tensor: &tensors::Tensor| tensor.shape.to_vec();
     header
         .tensors()
         .iter()
@@ -203,7 +207,7 @@ fn summary(header: &tensors::Header) -> Vec<TensorSummary> {
 }
 
 /// Looks at a result: blocks for as long as reading it takes.
-fn look(export: &Export, model: tensors::Model, begins_with: &Model) -> Result<(), Stays> {
+fn look(export: &Export, model: &tensors::Model, begins_with: &Model) -> Result<(), Stays> {
     let expected = match begins_with {
         Model::None => None,
         Model::Inline(data) => {
@@ -215,7 +219,7 @@ fn look(export: &Export, model: tensors::Model, begins_with: &Model) -> Result<(
     let header = model.header();
     let found = ResultSummary { bytes: header.file_len(), tensors: summary(header) };
     export.check_result(&found, expected.as_deref())?;
-    tensors::check::all_finite(&model)??;
+    tensors::check::all_finite(model)??;
     Ok(())
 }
 

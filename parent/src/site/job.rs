@@ -94,8 +94,8 @@ enum Halt {
     Trouble(String),
 }
 
-fn refused(class: FailureClass, why: impl ToString) -> Halt {
-    Halt::Refused { class, why: why.to_string() }
+fn refused(class: FailureClass, why: impl Into<String>) -> Halt {
+    Halt::Refused { class, why: why.into() }
 }
 
 fn trouble(why: impl std::fmt::Display) -> Halt {
@@ -205,7 +205,8 @@ impl Job {
     async fn wait_for_end(&self) {
         let mut changes = self.site.workers().changes();
         let ended = async {
-            while self.site.workers().state(self.id, Role::Client).is_some_and(|state| state.ended.is_none()) {
+            while self.site.workers().state(self.id, Role::Client).is_some_and(|state| state.ended.is_none())
+            {
                 if changes.changed().await.is_err() {
                     break;
                 }
@@ -292,8 +293,10 @@ impl Job {
                 match workers.run(want).await {
                     Ok(()) => Ok(()),
                     Err(RunError::Short(short)) => Err(short_of(&short)),
-                    Err(RunError::Refused(refusal)) => Err(refused(refusal.class, &refusal)),
-                    Err(error @ RunError::Bundle { .. }) => Err(refused(FailureClass::Config, error)),
+                    Err(RunError::Refused(refusal)) => Err(refused(refusal.class, refusal.to_string())),
+                    Err(error @ RunError::Bundle { .. }) => {
+                        Err(refused(FailureClass::Config, error.to_string()))
+                    }
                     Err(RunError::Failed(error)) => Err(trouble(error)),
                 }
             }
@@ -335,7 +338,7 @@ impl Job {
                 now: (!known).then(Timestamp::now),
             },
         )
-        .map_err(|error| refused(error.class(), error))?;
+        .map_err(|error| refused(error.class(), error.to_string()))?;
         self.check_nonce(&verified)?;
         let study = &verified.order.study;
         let runtime = site.runtime(study).map_err(|e| refused(FailureClass::Config, format!("{e:#}")))?;
@@ -448,7 +451,7 @@ impl Job {
         // What the adapter refuses is better said now than when others wait.
         match workers.plan(&launch, &allotted) {
             Ok(_) => Ok(()),
-            Err(refusal) => Err(refused(refusal.class, &refusal)),
+            Err(refusal) => Err(refused(refusal.class, refusal.to_string())),
         }
     }
 
@@ -510,7 +513,7 @@ impl Job {
             launcher_spec: meta.launcher_spec.value(),
         };
         let name = site.config.name.as_str();
-        let config = |error: polder_core::Error| refused(FailureClass::Config, error);
+        let config = |error: polder_core::Error| refused(FailureClass::Config, error.to_string());
         let portable = view.portable(name).map_err(config)?;
         let options = view.launcher(name, site.config.launcher.mode()).map_err(config)?;
         let too_many = || refused(FailureClass::Resources, "more is asked for than any site has");
@@ -548,7 +551,7 @@ fn json_map(map: &polder_core::value::Map) -> serde_json::Result<serde_json::Map
 
 fn short_of(short: &Short) -> Halt {
     if short.is_for_ever() {
-        refused(FailureClass::Resources, short)
+        refused(FailureClass::Resources, short.to_string())
     } else {
         Halt::Busy(short.to_string())
     }
@@ -574,7 +577,7 @@ async fn inspect(app: App) -> Result<JobConfig, Halt> {
     };
     from_bytes("job.yaml", text)
         .and_then(|_| JobConfig::parse("job.yaml", text))
-        .map_err(|error| refused(FailureClass::Config, error))
+        .map_err(|error| refused(FailureClass::Config, error.to_string()))
 }
 
 /// The values of a study's secret variables.

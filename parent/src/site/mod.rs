@@ -307,4 +307,3 @@ fn offer_of(standing: &Standing) -> Offer {
         down: standing.down.as_ref().map(|down| Down { since: down.since.0, why: down.why.to_string() }),
     }
 }
-

@@ -21,14 +21,10 @@ const SKEW: u64 = 300;
 /// An order that was checked.
 #[derive(Debug, Clone)]
 pub(crate) struct Verified {
-    /// The job it asks for.
-    pub(crate) job: JobId,
     /// What was signed.
     pub(crate) order: Order,
     /// Its meta.
     pub(crate) meta: JobMeta,
-    /// Who signed.
-    pub(crate) signer: Identity,
     /// The app for this site.
     pub(crate) app: BlobRef,
 }
@@ -112,8 +108,7 @@ pub(crate) fn verify(signed: &SignedOrder, facts: &Facts<'_>) -> Result<Verified
     let order: Order = serde_json::from_str(&signed.order).map_err(OrderError::Malformed)?;
     let issued = Timestamp::from_second(i64::try_from(order.issued).unwrap_or(i64::MAX))
         .map_err(|_| OrderError::NotYet(order.issued))?;
-    let signature =
-        Signature::try_from(signed.signature.clone()).map_err(|_| OrderError::Signature)?;
+    let signature = Signature::try_from(signed.signature.clone()).map_err(|_| OrderError::Signature)?;
     // An order that was accepted while its certificate was valid goes on after the certificate has ended.
     let at = facts.now.unwrap_or(issued);
     let signer = facts
@@ -140,7 +135,7 @@ pub(crate) fn verify(signed: &SignedOrder, facts: &Facts<'_>) -> Result<Verified
     check_sites(&order, &meta, facts.site)?;
     let app = app_of(&order, &meta, facts.site)?;
     authorise(&signer, &order.study, facts)?;
-    Ok(Verified { job, order, meta, signer, app })
+    Ok(Verified { order, meta, app })
 }
 
 fn check_time(order: &Order, now: u64) -> Result<(), OrderError> {

@@ -16,7 +16,8 @@ pub(super) struct Room(pub(super) Arc<Site>);
 
 impl Room {
     fn job(&self, launch: &LaunchId) -> Result<Arc<Job>, Problem> {
-        let gone = || Problem::new(ProblemCode::NotFound, format!("job {} is not one of this site", launch.job));
+        let gone =
+            || Problem::new(ProblemCode::NotFound, format!("job {} is not one of this site", launch.job));
         self.0.job(launch.job).ok_or_else(gone)
     }
 }
@@ -32,7 +33,8 @@ impl Upstream for Room {
         let again = || Problem::new(ProblemCode::Busy, "the job is being read again; try again");
         let accepted = job.accepted().ok_or_else(again)?;
         let order = &accepted.verified.order;
-        let secret_env = secrets_of(&accepted.runtime).map_err(|why| Problem::new(ProblemCode::Invalid, why))?;
+        let secret_env =
+            secrets_of(&accepted.runtime).map_err(|why| Problem::new(ProblemCode::Invalid, why))?;
         let config = serde_json::from_str(&to_json(&accepted.config.to_value()))
             .map_err(|error| Problem::new(ProblemCode::Internal, error.to_string()))?;
         Ok(WorkerAssignment {
