@@ -4,15 +4,18 @@
 //! * `hospital-b` is a cancer clinic: fewer patients, most are ill.
 //! * `university` sees what others refer to it: the fewest patients, nearly all are ill.
 //!
-//! No site alone can tell well where the border runs; together they can. Two fifths of the patients, as many
-//! of each diagnosis as in the whole, are held out. The seed decides who goes where.
+//! No site alone can tell well where the border runs; together they can. Two fifths of the patients are held
+//! out: of each diagnosis, and of mild and severe cases, as many as in the whole. The seed decides who goes where.
 
 use crate::data::Row;
 
 /// The sites, with their share of the benign and of the malignant patients that are trained on.
 pub const SITES: [(&str, f64, f64); 3] =
-    [("hospital-a", 0.93, 0.02), ("hospital-b", 0.05, 0.63), ("university", 0.02, 0.35)];
-const HELD_OUT: f64 = 0.4;
+    [("hospital-a", 0.97, 0.02), ("hospital-b", 0.018, 0.55), ("university", 0.012, 0.43)];
+/// Of so many neighbours in severity, so many are held out.
+const HELD_OUT: (usize, usize) = (2, 5);
+/// Worst radius, worst texture and worst concave points, which together say most about the diagnosis.
+const SEVERITY: [usize; 3] = [20, 21, 27];
 
 /// Who has which patients.
 #[derive(Debug, Clone, PartialEq)]
@@ -48,9 +51,15 @@ fn divide(rows: &[Row], seed: u64) -> Split {
         Split { sites: SITES.iter().map(|(name, ..)| (*name, Vec::new())).collect(), held_out: Vec::new() };
     for malignant in [false, true] {
         let mut group: Vec<_> = rows.iter().filter(|row| row.malignant == malignant).cloned().collect();
-        random.shuffle(&mut group);
-        let train = group.split_off(part(group.len(), HELD_OUT));
-        split.held_out.extend(group);
+        group.sort_by(|a, b| severity(a).total_cmp(&severity(b)));
+        let mut train = Vec::new();
+        for neighbours in group.chunks_mut(HELD_OUT.1) {
+            random.shuffle(neighbours);
+            let (out, keep) = neighbours.split_at(HELD_OUT.0.min(neighbours.len() - 1));
+            split.held_out.extend_from_slice(out);
+            train.extend_from_slice(keep);
+        }
+        random.shuffle(&mut train);
         let (mut from, mut share) = (0, 0.0);
         for ((_, mine), (_, benign, ill)) in split.sites.iter_mut().zip(SITES) {
             share += if malignant { ill } else { benign };
@@ -63,6 +72,11 @@ fn divide(rows: &[Row], seed: u64) -> Split {
     split.sites.iter_mut().for_each(|(_, rows)| random.shuffle(rows));
     random.shuffle(&mut split.held_out);
     split
+}
+
+fn severity(row: &Row) -> f64 {
+    let inputs = crate::features::inputs(&row.measured);
+    SEVERITY.iter().map(|i| inputs[*i]).sum()
 }
 
 fn part(whole: usize, share: f64) -> usize {
@@ -114,7 +128,7 @@ mod tests {
         let sizes: Vec<_> = split.sites.iter().map(|(_, rows)| rows.len()).collect();
         let ill: Vec<_> =
             split.sites.iter().map(|(_, rows)| rows.iter().filter(|r| r.malignant).count()).collect();
-        assert_eq!((sizes, ill, split.held_out.len()), (vec![202, 91, 48], vec![3, 80, 44], 228));
+        assert_eq!((sizes, ill, split.held_out.len()), (vec![211, 72, 58], vec![3, 69, 55], 228));
         let mut rows: Vec<_> =
             split.sites.into_iter().flat_map(|(_, rows)| rows).chain(split.held_out).collect();
         let mut all = crate::data::all();
