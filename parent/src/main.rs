@@ -3,6 +3,8 @@
 //! Arguments, logging and signals are here; everything else is in the role's room.
 
 mod boot;
+mod server;
+mod session;
 mod site;
 mod time;
 mod workers;
@@ -62,7 +64,7 @@ fn run(arguments: &Arguments) -> anyhow::Result<()> {
         let stop = CancellationToken::new();
         tokio::spawn(signals(stop.clone()));
         match role {
-            Role::Server => anyhow::bail!("role: server is not there yet"),
+            Role::Server => server::serve(ground, stop).await,
             Role::Client => site::serve(ground, stop).await,
         }
     })

@@ -12,5 +12,4 @@ pub mod programs;
 pub mod proxy;
 pub mod raw;
 pub mod trace;
-pub mod villain;
 pub mod watch;

@@ -17,8 +17,6 @@ mod enrol;
 mod seat;
 mod socket;
 mod take;
-#[cfg(test)]
-mod tests;
 mod words;
 
 pub(crate) use dir::RunDir;
