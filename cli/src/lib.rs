@@ -6,6 +6,7 @@
 
 mod args;
 mod commands;
+mod federation;
 mod job_folder;
 mod order;
 mod output;
@@ -55,6 +56,18 @@ fn end(out: &mut Out, ended: Result<(), Ending>) -> u8 {
             }
             failure.problem.code.exit_code()
         }
+    }
+}
+
+/// Waits until a person or the system asks this program to end.
+async fn interrupt() {
+    use tokio::signal::unix::{SignalKind, signal};
+    let mut terminate = signal(SignalKind::terminate()).expect("signals can be listened to");
+    let mut hangup = signal(SignalKind::hangup()).expect("signals can be listened to");
+    tokio::select! {
+        _ = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+        _ = hangup.recv() => {}
     }
 }
 

@@ -4,19 +4,21 @@
 //! one is opened once and the question asked again. Errors come out as a [`Failure`] that says whose turn it is.
 
 use crate::args::Connect;
+use crate::commands::submit::Packed;
 use crate::output::{Failure, Out};
 use crate::state::{Login, State};
 use jiff::Timestamp;
 use polder_api::user::{
-    Events, Job, Jobs, Log, OpenSession, Results, Session, Sites, Studies, Study, StudyChange, Submit,
+    Events, Job, Jobs, OpenSession, OpenUpload, Results, Session, Sites, Studies, Study, StudyChange, Submit,
     Submitted,
 };
 use polder_api::{LONG_POLL_SECONDS, PROTOCOL, ProblemCode, SignedOrder};
+use polder_transport::blob::{self, BlobError, Transfer};
 use polder_transport::client::{Ask, Client, ClientError, Dialer, Proxy, escape};
 use polder_transport::identity::{Kind, Kit};
-use polder_words::{BlobRef, JobId, Role, SiteName, StudyName};
+use polder_words::{BlobRef, JobId, StudyName};
 use serde::de::DeserializeOwned;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// A session this close to its end is opened anew, in seconds.
@@ -120,11 +122,6 @@ impl Server {
         &self.session
     }
 
-    /// Kit and study.
-    pub(crate) fn login(&self) -> &Login {
-        &self.login
-    }
-
     /// The user's kit.
     pub(crate) fn kit(&self) -> &Kit {
         &self.kit
@@ -210,19 +207,6 @@ impl Server {
         self.ask(|client| client.get(&path).long_poll(Duration::from_secs(LONG_POLL_SECONDS))).await
     }
 
-    /// A log from an offset on; waits up to `wait` seconds for more.
-    pub(crate) async fn log(
-        &mut self,
-        job: &JobId,
-        (site, role): (&SiteName, Role),
-        after: u64,
-        wait: u64,
-    ) -> Result<Log, Failure> {
-        let site = escape(site.as_str());
-        let path = format!("/v1/user/jobs/{job}/logs?site={site}&role={role}&after={after}&wait={wait}");
-        self.ask(|client| client.get(&path).long_poll(Duration::from_secs(wait))).await
-    }
-
     /// Ends a job.
     pub(crate) async fn abort(&mut self, job: &JobId) -> Result<(), Failure> {
         self.tell(|client| client.post(&format!("/v1/user/jobs/{job}/abort")).idempotent()).await
@@ -244,8 +228,23 @@ impl Server {
     }
 
     /// Uploads an archive, unless the server has it.
-    pub(crate) async fn upload(&mut self, _blob: BlobRef, _file: std::fs::File) -> Result<(), Failure> {
-        Err(Failure::new(ProblemCode::Internal, "not yet"))
+    pub(crate) async fn upload(&mut self, packed: &Packed, how: &Transfer) -> Result<(), Failure> {
+        let open = OpenUpload { blob: packed.tree.blob() };
+        self.tell(|client| client.post("/v1/user/uploads").json(&open).idempotent()).await?;
+        let file = packed.file.path();
+        blob::upload(&self.client, "/v1/user/uploads", file, &packed.tree, how).await.map_err(moved)
+    }
+
+    /// Downloads a file a job left; verified, and going on where it was cut.
+    pub(crate) async fn download(
+        &mut self,
+        job: &JobId,
+        blob: BlobRef,
+        path: &Path,
+        how: &Transfer,
+    ) -> Result<(), Failure> {
+        let prefix = format!("/v1/user/jobs/{job}/blobs");
+        blob::download(&self.client, &prefix, blob, path, how).await.map_err(moved)
     }
 
     /// Submits; the same order twice is the same job.
@@ -354,6 +353,15 @@ pub(crate) fn refused(error: &ClientError) -> Failure {
         _ => Failure::new(ProblemCode::Unreachable, text).hint(
             "nothing was lost; try again when the server is up, its address stands in kit.json of your kit",
         ),
+    }
+}
+
+/// What a blob that is not moved means for a person.
+fn moved(error: BlobError) -> Failure {
+    match error {
+        BlobError::Client(error) => refused(&error),
+        BlobError::Body(_) => Failure::new(ProblemCode::Unreachable, error.to_string()),
+        other => Failure::new(ProblemCode::Invalid, other.to_string()),
     }
 }
 

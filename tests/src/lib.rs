@@ -12,4 +12,5 @@ pub mod programs;
 pub mod proxy;
 pub mod raw;
 pub mod trace;
+pub mod villain;
 pub mod watch;

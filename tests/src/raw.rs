@@ -92,15 +92,26 @@ impl Raw {
     #[must_use]
     pub fn order(&self, app: BlobRef) -> Order {
         let session = self.session.as_ref().expect("a session");
+        self.make_order(&session.federation, session.study.as_str(), app)
+    }
+
+    /// An order for every site of a study, made without asking anybody.
+    #[must_use]
+    pub fn order_by_hand(&self, federation: &str, study: &str, app: &[u8]) -> Order {
+        let app = BlobRef { root: Hash(*blake3::hash(app).as_bytes()), size: app.len() as u64 };
+        self.make_order(federation, study, app)
+    }
+
+    fn make_order(&self, federation: &str, study: &str, app: BlobRef) -> Order {
         let now = Timestamp::now();
         let seconds = u64::try_from(now.as_second()).expect("after 1970");
         let mut nonce = [0; 16];
         nonce.copy_from_slice(&now.as_nanosecond().to_le_bytes());
         Order {
             version: 1,
-            federation: session.federation.clone(),
-            study: session.study.clone(),
-            submitter: session.user.clone(),
+            federation: federation.to_owned(),
+            study: study.parse().expect("a good name"),
+            submitter: self.kit.info().name.parse().expect("a user's kit"),
             sites: OrderSites::All,
             meta: r#"{"name": "raw", "deploy_map": {"app": ["@ALL"]}, "min_clients": 1}"#.to_owned(),
             apps: BTreeMap::from([("app".parse().expect("a good name"), app)]),

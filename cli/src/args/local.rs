@@ -39,7 +39,7 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "KIND", value_enum, default_value_t = TrainerKind::Rust)]
     pub(crate) trainer: TrainerKind,
     /// How many rounds
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    #[arg(long, value_name = "N", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) rounds: u32,
     /// Shuffle the labels of the training data: what is learnt must then be worth nothing
     #[arg(long, hide = true)]

@@ -11,7 +11,9 @@ mod study;
 pub(crate) use check::{CheckArgs, CheckCommand, JobFolderArgs, MetaArgs, PlanArgs, StudyRuntimeArgs};
 pub(crate) use jobs::{CloneArgs, DownloadArgs, JobArgs, ListArgs, LogsArgs, SubmitArgs};
 pub(crate) use local::{CompletionsArgs, DemoArgs, SimulateArgs, TrainerKind};
-pub(crate) use provision::{CompleteArgs, ProvisionArgs, ProvisionCommand, RequestArgs, SignArgs};
+pub(crate) use provision::{
+    CompleteArgs, ProvisionArgs, ProvisionCommand, RequestArgs, RevokeArgs, SignArgs,
+};
 pub(crate) use study::{LoginArgs, LogoutArgs, SitesArgs, StudyArgs, StudyCommand};
 
 use clap::{Args, Parser, Subcommand};

@@ -32,9 +32,12 @@ pub(crate) struct ProvisionArgs {
     /// Folder of the federation: its CA and everybody's kit
     #[arg(long, value_name = "DIR", required = true)]
     pub(crate) out: Option<PathBuf>,
+    /// Make no kit for this participant, who will send a request; may be given several times
+    #[arg(long, value_name = "NAME")]
+    pub(crate) except: Vec<String>,
 }
 
-/// For keys that never leave their site.
+/// For keys that never leave their site, and for those that got lost.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ProvisionCommand {
     /// Make a key and a certificate request, where the key shall stay
@@ -43,6 +46,8 @@ pub(crate) enum ProvisionCommand {
     Sign(SignArgs),
     /// Put the key into the kit that came back
     Complete(CompleteArgs),
+    /// Take back every certificate a participant has
+    Revoke(RevokeArgs),
 }
 
 /// `polder provision request`.
@@ -82,4 +87,18 @@ pub(crate) struct CompleteArgs {
     /// The kit that came back
     #[arg(value_name = "KIT")]
     pub(crate) kit: PathBuf,
+}
+
+/// `polder provision revoke`.
+#[derive(Debug, Args)]
+pub(crate) struct RevokeArgs {
+    /// Name of the participant
+    #[arg(value_name = "NAME")]
+    pub(crate) name: String,
+    /// Why, for the record
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub(crate) reason: String,
+    /// Folder of the federation
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: PathBuf,
 }

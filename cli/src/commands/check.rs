@@ -54,7 +54,7 @@ fn job(args: &JobFolderArgs, out: &mut Out) -> Result<(), Ending> {
             workflow: config.workflow,
             rounds: config.rounds,
             command: &config.trainer.command,
-            bytes: packed.blob.size,
+            bytes: packed.tree.blob().size,
         });
     }
     let checked = CheckedJob { accepted: true, name: folder.name(), apps };

@@ -19,15 +19,33 @@ pub(crate) const INTERRUPTED: u8 = 130;
 
 /// One event as a program reads it.
 #[derive(Serialize)]
-struct EventLine<'a> {
-    job: JobId,
+pub(crate) struct EventLine<'a> {
+    pub(crate) job: JobId,
     #[serde(flatten)]
-    event: &'a Event,
+    pub(crate) event: &'a Event,
 }
 
 /// Follows a job until it ends and prints its last state. Not completed is exit code 1.
 pub(crate) async fn follow(server: &mut Server, job: JobId, out: &mut Out) -> Result<Job, Ending> {
     let short = job.short();
+    let Some(last) = until_end(server, job, out).await? else {
+        out.note(&format!(
+            "no longer waiting; the job goes on: `polder watch {short}` follows it, `polder abort {short}` ends it"
+        ));
+        return Err(Ending::Said(INTERRUPTED));
+    };
+    out.result(&last, summary)?;
+    if last.phase == JobPhase::Completed {
+        out.note(&format!("`polder download {short}` fetches the model"));
+        Ok(last)
+    } else {
+        out.note(&format!("`polder logs {short}` prints the logs, `polder show {short}` every worker"));
+        Err(Ending::Said(1))
+    }
+}
+
+/// Shows what happens to a job until it ends; nothing when a person interrupts.
+pub(crate) async fn until_end(server: &mut Server, job: JobId, out: &mut Out) -> Result<Option<Job>, Ending> {
     let mut view = View::new(out);
     let ended = {
         let events = watch(server, job, out, &mut view);
@@ -37,22 +55,13 @@ pub(crate) async fn follow(server: &mut Server, job: JobId, out: &mut Out) -> Re
         }
     };
     view.close();
-    let Some(ended) = ended else {
-        out.note(&format!(
-            "no longer waiting; the job goes on: `polder watch {short}` follows it, `polder abort {short}` ends it"
-        ));
-        return Err(Ending::Said(INTERRUPTED));
-    };
+    let Some(ended) = ended else { return Ok(None) };
     ended?;
-    let last = server.patiently(out, async |server| server.job(&job.to_string()).await).await?;
-    out.result(&last, summary)?;
-    if last.phase == JobPhase::Completed {
-        out.note(&format!("`polder download {short}` fetches the model"));
-        Ok(last)
-    } else {
-        out.note(&format!("`polder logs {short}` prints the logs, `polder show {short}` every worker"));
-        Err(Ending::Said(1))
-    }
+    server
+        .patiently(out, async |server| server.job(&job.to_string()).await)
+        .await
+        .map(Some)
+        .map_err(Ending::from)
 }
 
 async fn watch(server: &mut Server, job: JobId, out: &mut Out, view: &mut View) -> Result<(), Ending> {
@@ -71,7 +80,7 @@ async fn watch(server: &mut Server, job: JobId, out: &mut Out, view: &mut View) 
 }
 
 /// How a job ended, for people.
-fn summary(job: &Job) -> String {
+pub(crate) fn summary(job: &Job) -> String {
     let took = match (job.started, job.finished) {
         (Some(started), Some(finished)) => format!(" in {}", span(finished.saturating_sub(started))),
         _ => String::new(),

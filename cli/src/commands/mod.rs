@@ -1,10 +1,14 @@
 //! What each command does. One file a group, named like the group of its arguments.
 
 mod check;
+mod demo;
+mod download;
 mod follow;
 mod jobs;
 mod logs;
+pub(crate) mod provision;
 mod session;
+mod simulate;
 mod sites;
 pub(crate) mod submit;
 
@@ -27,6 +31,10 @@ pub(crate) async fn run(command: Command, out: &mut Out) -> Result<(), Ending> {
         Command::Study(args) => sites::study(args.command, out).await,
         Command::Submit(args) => submit::submit(&args, out).await,
         Command::Clone(args) => submit::clone(&args, out).await,
+        Command::Download(args) => download::download(&args, out).await,
+        Command::Provision(args) => provision::run(args, out),
+        Command::Simulate(args) => simulate::simulate(&args, out).await,
+        Command::Demo(args) => demo::demo(&args, out).await,
         Command::Check(args) => check::check(&args.command, out),
         Command::Completions(args) => completions(&args, out),
         _ => Err(Ending::Said(5)),

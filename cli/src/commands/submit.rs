@@ -12,34 +12,33 @@ use crate::server::Server;
 use polder_api::user::Submit;
 use polder_api::{Order, OrderSites, ProblemCode};
 use polder_store::bundle::{self, BundleError, Limits};
-use polder_words::{AppName, BlobRef, Hash, JobId, SiteName};
+use polder_transport::blob::{Transfer, Tree, TreeHasher};
+use polder_words::{AppName, BlobRef, JobId, SiteName};
 use serde::Serialize;
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{self, Seek as _, SeekFrom, Write};
+use std::io::{self, BufWriter, Write};
 use std::path::Path;
+use tempfile::NamedTempFile;
 
-/// A packed app, on disk without a name.
+/// A packed app, in a temporary file.
 #[derive(Debug)]
 pub(crate) struct Packed {
-    /// Its name and size.
-    pub(crate) blob: BlobRef,
-    /// Its bytes, from the start.
-    pub(crate) file: File,
+    /// Its hash, piece by piece.
+    pub(crate) tree: Tree,
+    /// Its bytes.
+    pub(crate) file: NamedTempFile,
 }
 
 /// Writes and hashes.
 struct Hashing {
-    file: File,
-    hasher: blake3::Hasher,
-    size: u64,
+    file: BufWriter<NamedTempFile>,
+    hasher: TreeHasher,
 }
 
 impl Write for Hashing {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let n = self.file.write(bytes)?;
         self.hasher.update(&bytes[..n]);
-        self.size += n as u64;
         Ok(n)
     }
     fn flush(&mut self) -> io::Result<()> {
@@ -53,13 +52,12 @@ pub(crate) fn pack(folder: &Path) -> Result<Packed, Failure> {
         Failure::new(ProblemCode::Invalid, format!("cannot be packed: {error}"))
             .file(folder.display().to_string())
     };
-    let temporary = |error: io::Error| Failure::io(&std::env::temp_dir(), "write a temporary file", &error);
-    let file = tempfile::tempfile().map_err(temporary)?;
-    let writer = Hashing { file, hasher: blake3::Hasher::new(), size: 0 };
-    let mut written = bundle::pack(folder, writer, &Limits::default()).map_err(|error| refused(&error))?;
-    written.file.seek(SeekFrom::Start(0)).map_err(temporary)?;
-    let root = Hash(*written.hasher.finalize().as_bytes());
-    Ok(Packed { blob: BlobRef { root, size: written.size }, file: written.file })
+    let temporary = |error: &io::Error| Failure::io(&std::env::temp_dir(), "write a temporary file", error);
+    let file = NamedTempFile::new().map_err(|error| temporary(&error))?;
+    let writer = Hashing { file: BufWriter::new(file), hasher: TreeHasher::new() };
+    let written = bundle::pack(folder, writer, &Limits::default()).map_err(|error| refused(&error))?;
+    let file = written.file.into_inner().map_err(|error| temporary(error.error()))?;
+    Ok(Packed { tree: written.hasher.finish(), file })
 }
 
 #[derive(Serialize)]
@@ -103,8 +101,8 @@ pub(crate) async fn send(
     let mut apps = BTreeMap::new();
     for app in folder.apps.keys() {
         let packed = pack(&folder.app_dir(app))?;
-        apps.insert(app.clone(), packed.blob);
-        server.upload(packed.blob, packed.file).await?;
+        apps.insert(app.clone(), packed.tree.blob());
+        server.upload(&packed, &Transfer::default()).await?;
     }
     order_job(server, sites, folder.meta_text(), apps, None).await
 }
@@ -159,7 +157,7 @@ mod tests {
             std::fs::create_dir(dir.path().join("lib")).expect("made");
             std::fs::write(dir.path().join("job.yaml"), "rounds: 1\n").expect("written");
             std::fs::write(dir.path().join("lib/x.py"), "x = 1\n").expect("written");
-            pack(dir.path()).expect("it is good").blob
+            pack(dir.path()).expect("it is good").tree.blob()
         };
         assert_eq!(make(), make());
     }

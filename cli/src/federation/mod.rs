@@ -5,6 +5,7 @@
 //! folder, and everything that runs in that folder is ended when the [`Federation`] is dropped.
 
 pub(crate) mod processes;
+pub(crate) mod record;
 
 use crate::commands::provision;
 use crate::output::Failure;
@@ -73,18 +74,23 @@ fn kit(dir: &Path, name: &str) -> PathBuf {
 pub(crate) fn program(name: &str) -> Result<PathBuf, Failure> {
     let beside = std::env::current_exe().ok().and_then(|own| Some(own.parent()?.join(name)));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    beside.into_iter().chain(std::env::split_paths(&path).map(|dir| dir.join(name))).find(|path| path.is_file()).ok_or_else(
-        || {
-            Failure::new(ProblemCode::Invalid, format!("the program `{name}` is neither beside `polder` nor on PATH"))
-                .hint(format!("`cargo build --release -p {name}` builds it; scripts/demo builds all"))
-        },
-    )
+    beside
+        .into_iter()
+        .chain(std::env::split_paths(&path).map(|dir| dir.join(name)))
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            Failure::new(
+                ProblemCode::Invalid,
+                format!("the program `{name}` is neither beside `polder` nor on PATH"),
+            )
+            .hint(format!("`cargo build --release -p {name}` builds it; scripts/demo builds all"))
+        })
 }
 
 impl Spec {
     /// The federation's `project.yml`; JSON is YAML too.
     fn project(&self, port: u16) -> String {
-        let mut participants = vec![json!({"name": HOST, "type": "server", "org": "host", "fed_learn_port": port})];
+        let mut participants = vec![json!({"name": HOST, "type": "server", "org": "host", "port": port})];
         let mut site_orgs: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for site in &self.sites {
             participants.push(json!({"name": site.name, "type": "client", "org": site.org}));
@@ -127,10 +133,11 @@ impl Federation {
         program("polder-worker")?;
         let failed = |error: io::Error| Failure::io(&spec.dir, "write", &error);
         let project = spec.write().map_err(failed)?;
-        provision::make(&project, &spec.dir.join("fed"))?;
+        provision::make(&project, &spec.dir.join("fed"), &[])?;
         for site in &spec.sites {
             let local = kit(&spec.dir, site.name.as_str()).join("local");
-            let text = serde_json::to_string_pretty(&spec.study_runtime(site)).expect("plain data becomes JSON");
+            let text =
+                serde_json::to_string_pretty(&spec.study_runtime(site)).expect("plain data becomes JSON");
             fs::write(local.join("study_runtime.yaml"), text).map_err(failed)?;
         }
         let login = Login { kit: kit(&spec.dir, spec.lead.0.as_str()), study: spec.study.clone() };
@@ -169,13 +176,16 @@ impl Federation {
                     Err(failure) => failure.sentence(),
                 },
                 Some(server) => match server.sites().await {
-                    Ok(list) if list.sites.iter().filter(|site| site.connected).count() == sites => return Ok(()),
+                    Ok(list) if list.sites.iter().filter(|site| site.connected).count() == sites => {
+                        return Ok(());
+                    }
                     Ok(_) => "not every site is connected".to_owned(),
                     Err(failure) => failure.sentence(),
                 },
             };
             if Instant::now() > end {
-                let message = format!("the federation did not come up within {} s: {problem}", READY.as_secs());
+                let message =
+                    format!("the federation did not come up within {} s: {problem}", READY.as_secs());
                 return Err(Failure::new(ProblemCode::Internal, message)
                     .hint(format!("the parents' logs are in {}", self.dir.join("logs").display())));
             }
@@ -191,11 +201,6 @@ impl Federation {
     /// The lead's kit and the study.
     pub(crate) fn login(&self) -> &Login {
         &self.login
-    }
-
-    /// The folder everything lies in.
-    pub(crate) fn dir(&self) -> &Path {
-        &self.dir
     }
 
     /// Lets it run on after this program; gives its processes.

@@ -111,6 +111,12 @@ pub(crate) fn failure(failure: &Failure) -> String {
     text
 }
 
+/// Where files were put.
+pub(crate) fn files<'a>(dir: &std::path::Path, names: impl Iterator<Item = &'a String>) -> String {
+    let names: Vec<&str> = names.map(String::as_str).collect();
+    format!("in {}: {}\n", dir.display(), names.join(", "))
+}
+
 fn workers(workers: &[Worker], now: u64) -> String {
     let mut table = Table::new(&["SITE", "ROLE", "ATTEMPT", "PHASE", "NATIVE", "WHY"]).right(2);
     for worker in workers {

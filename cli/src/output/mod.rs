@@ -37,6 +37,11 @@ impl Out {
         Self { json, results: Box::new(io::stdout()), notes: Box::new(io::stderr()) }
     }
 
+    /// Prints nothing.
+    pub(crate) fn silent() -> Self {
+        Self { json: true, results: Box::new(io::sink()), notes: Box::new(io::sink()) }
+    }
+
     /// Whether programs read.
     pub(crate) fn is_json(&self) -> bool {
         self.json

@@ -90,7 +90,12 @@ pub enum Action {
     /// Hand over the results; the job is done.
     Finish,
     /// The job has failed.
-    Fail(Failure),
+    Fail {
+        /// Whose failure it is; the first of several.
+        site: Option<SiteName>,
+        /// Why.
+        failure: Failure,
+    },
 }
 
 /// One site's model.
@@ -109,7 +114,7 @@ pub struct Contribution {
 pub struct Failure {
     /// One word.
     pub class: FailureClass,
-    /// What exactly; of a job, with the site's name.
+    /// What exactly.
     pub cause: String,
     /// The last lines of the site's log.
     #[serde(default)]
@@ -316,7 +321,7 @@ impl Engine {
             self.publish(vec![self.rules.sites[index].clone()], "init", now, out);
         } else {
             let cause = "no site gave the first model".to_owned();
-            self.fail(Failure { class: FailureClass::UserCode, cause, tail: String::new() }, out);
+            self.fail(None, Failure { class: FailureClass::UserCode, cause, tail: String::new() }, out);
         }
     }
 
@@ -431,8 +436,8 @@ impl Engine {
             } else {
                 format!("; failed before: {}", before.join(", "))
             };
-            let cause = format!("site {site}: {} ({why}{also})", failure.cause);
-            self.fail(Failure { cause, ..failure }, out);
+            let cause = format!("{} ({why}{also})", failure.cause);
+            self.fail(Some(site), Failure { cause, ..failure }, out);
         } else if matches!(self.state, State::Init(index) if self.rules.sites[index] == *site) {
             let State::Init(index) = self.state else { return };
             self.ask_for_init(index + 1, now, out);
@@ -445,8 +450,8 @@ impl Engine {
     fn check_responses(&mut self, site: &SiteName, failure: &Failure, out: &mut Vec<Action>) {
         let possible = self.answers.len() + self.outstanding().len();
         if let Some(why) = self.missed_too_much(&[], possible, self.rules.min_responses) {
-            let cause = format!("site {site}: {} ({why} in round {})", failure.cause, self.round);
-            self.fail(Failure { cause, ..failure.clone() }, out);
+            let cause = format!("{} ({why} in round {})", failure.cause, self.round);
+            self.fail(Some(site), Failure { cause, ..failure.clone() }, out);
         }
     }
 
@@ -466,13 +471,14 @@ impl Engine {
         let possible = self.answers.len() + self.outstanding().len();
         if let Some(why) = self.missed_too_much(&names, possible, self.rules.min_responses) {
             // All that still owe an answer are named: who is first past the hour is chance.
-            let mut silent: Vec<_> = self.late.iter().map(AsRef::as_ref).collect();
-            let waiting = self.outstanding();
-            silent.extend(waiting.iter().map(AsRef::as_ref));
+            let mut silent: Vec<_> = self.late.iter().cloned().collect();
+            silent.extend(self.outstanding());
             let (_, cause, tail) = &who[0];
-            let many = if silent.len() > 1 { "sites" } else { "site" };
-            let cause = format!("{many} {}: {cause} ({why} in round {})", silent.join(", "), self.round);
-            self.fail(Failure { class: FailureClass::Timeout, cause, tail: tail.clone() }, out);
+            let from: Vec<_> = silent.iter().map(AsRef::as_ref).collect();
+            let from = if from.len() > 1 { format!(" from {}", from.join(", ")) } else { String::new() };
+            let cause = format!("{cause}{from} ({why} in round {})", self.round);
+            let failure = Failure { class: FailureClass::Timeout, cause, tail: tail.clone() };
+            self.fail(silent.first(), failure, out);
             return;
         }
         for (site, cause, tail) in who {
@@ -584,10 +590,10 @@ impl Engine {
         }
     }
 
-    fn fail(&mut self, failure: Failure, out: &mut Vec<Action>) {
+    fn fail(&mut self, site: Option<&SiteName>, failure: Failure, out: &mut Vec<Action>) {
         self.state = State::Over;
         self.working.clear();
-        out.push(Action::Fail(failure));
+        out.push(Action::Fail { site: site.cloned(), failure });
     }
 }
 

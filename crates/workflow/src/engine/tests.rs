@@ -44,7 +44,7 @@ fn id(round: u32) -> TaskId {
 
 fn failure(actions: &[Action]) -> &Failure {
     match actions {
-        [Action::Fail(failure)] => failure,
+        [Action::Fail { failure, .. }] => failure,
         other => panic!("not a failure: {other:?}"),
     }
 }
@@ -60,7 +60,7 @@ fn the_first_site_gives_the_first_model_and_the_next_one_if_it_fails() {
     let model = Payload::Inline { data: "m".to_owned() };
     assert_eq!(out, [Action::Adopt(Contribution { site: name(1), model, weight: 2.0 })]);
     let out = engine.step(Event::Refused { site: &name(1), cause: "NaN" }, 7);
-    assert!(failure(&out).cause.contains("site site-1: NaN (1 of 3 sites remain, 2 needed"), "{out:?}");
+    assert!(failure(&out).cause.contains("NaN (1 of 3 sites remain, 2 needed"), "{out:?}");
 }
 
 #[test]
@@ -102,9 +102,9 @@ fn the_round_after_begins_at_once_but_is_not_added_up_before_the_checkpoint() {
 #[test]
 fn a_failed_site_fails_the_job_when_it_is_mandatory_or_too_few_remain() {
     for (mandatory, min, who, part) in [
-        (&[1][..], 1, 1, Some("site site-1: exit 7 (site site-1 is mandatory)")),
+        (&[1][..], 1, 1, Some("exit 7 (site site-1 is mandatory)")),
         (&[1][..], 1, 0, None),
-        (&[][..], 3, 2, Some("site site-2: exit 7 (2 of 3 sites remain, 3 needed)")),
+        (&[][..], 3, 2, Some("exit 7 (2 of 3 sites remain, 3 needed)")),
         (&[][..], 2, 2, None),
     ] {
         let mut engine = Engine::new(rules(3, 2, min, mandatory, 1), Start::default());
@@ -142,7 +142,7 @@ fn a_round_that_takes_too_long_names_everybody_who_did_not_answer() {
     let out = engine.step(Event::Tick, 13_000);
     let failure = failure(&out);
     assert_eq!(failure.class, FailureClass::Timeout);
-    assert!(failure.cause.starts_with("sites site-0, site-2: no answer within 10s"), "{}", failure.cause);
+    assert!(failure.cause.starts_with("no answer within 10s from site-0, site-2 ("), "{}", failure.cause);
     assert_eq!(engine.deadline(), None);
 }
 
@@ -270,7 +270,7 @@ impl World {
                     prop_assert!(done.round <= durable, "reported before it was on disk");
                     self.reported.push(done.round);
                 }
-                end @ (Action::Finish | Action::Fail(_)) => self.end = Some(end),
+                end @ (Action::Finish | Action::Fail { .. }) => self.end = Some(end),
             }
         }
         Ok(())
@@ -383,9 +383,9 @@ proptest! {
                     prop_assert_eq!(world.reported, (1..=rounds).collect::<Vec<_>>());
                 }
             }
-            Some(Action::Fail(failure)) => {
+            Some(Action::Fail { site, failure }) => {
                 prop_assert!(trouble, "no reason to fail: {failure:?}");
-                prop_assert!(failure.cause.contains("site-") || failure.cause.contains("no site"), "{}", failure.cause);
+                prop_assert!(site.is_some() || failure.cause.contains("no site"), "{failure:?}");
             }
             other => prop_assert!(false, "{:?}", other),
         }

@@ -1,0 +1,46 @@
+//! The demo's job: an ordinary folder, written out so that people can look into it and copy it.
+
+use crate::args::{DemoArgs, TrainerKind};
+use crate::federation::program;
+use crate::output::Failure;
+use polder_api::ProblemCode;
+use serde_json::json;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// The Rust trainer's program.
+const TRAINER: &str = "polder-demo-trainer";
+
+/// Writes the job's folder beneath a folder.
+pub(super) fn write(dir: &Path, args: &DemoArgs) -> Result<PathBuf, Failure> {
+    let job = dir.join("job");
+    let app = job.join("app");
+    let failed = |error: std::io::Error| Failure::io(&job, "write", &error);
+    fs::create_dir_all(&app).map_err(failed)?;
+    let seed = args.seed.to_string();
+    let command = match args.trainer {
+        TrainerKind::Rust => {
+            fs::copy(program(TRAINER)?, app.join(TRAINER)).map_err(failed)?;
+            json!([format!("./{TRAINER}"), "--seed", seed])
+        }
+        TrainerKind::Numpy => {
+            return Err(Failure::new(ProblemCode::Invalid, "--trainer numpy is not built yet"));
+        }
+    };
+    let meta = json!({
+        "name": "breast-cancer",
+        "deploy_map": {"app": ["@ALL"]},
+        "min_clients": 3,
+    });
+    let config = json!({
+        "workflow": "fedavg",
+        "rounds": args.rounds,
+        "trainer": {"command": command},
+        "aggregation": {"weight": "num_samples", "round_timeout": "60s"},
+    });
+    let pretty = |value| serde_json::to_string_pretty(value).expect("plain data becomes JSON") + "\n";
+    fs::write(job.join("meta.json"), pretty(&meta)).map_err(failed)?;
+    // JSON is YAML.
+    fs::write(app.join("job.yaml"), pretty(&config)).map_err(failed)?;
+    Ok(job)
+}
