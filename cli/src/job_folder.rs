@@ -14,9 +14,9 @@ use crate::output::Failure;
 use indexmap::IndexMap;
 use polder_api::{Problem, ProblemCode};
 use polder_core::job::JobConfig;
-use polder_core::meta::{self, JobMeta};
+use polder_core::meta::{self, Deploy, JobMeta};
 use polder_core::value::to_json;
-use polder_words::AppName;
+use polder_words::{AppName, SiteName};
 use std::fs;
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -80,6 +80,30 @@ impl JobFolder {
                 .found(format!("{size} bytes"), format!("at most {META_MAX} bytes as JSON")));
         }
         Ok(folder)
+    }
+
+    /// Sends the job to these sites only; apps that no site gets any more are left out.
+    pub(crate) fn narrow(&mut self, sites: &[SiteName]) -> Result<(), Failure> {
+        if let Some(planned) = self.meta.clients()
+            && let Some(foreign) = sites.iter().find(|site| !planned.contains(site))
+        {
+            let names: Vec<&str> = planned.iter().map(SiteName::as_str).collect();
+            return Err(Failure::new(ProblemCode::Invalid, "--site: deploy_map gives this site no app")
+                .found(foreign.to_string(), names.join(", ")));
+        }
+        for deploy in self.meta.deploy_map.values_mut() {
+            match deploy {
+                Deploy::All => *deploy = Deploy::Sites([&[SiteName::server()], sites].concat()),
+                Deploy::Sites(planned) => planned.retain(|site| site.is_server() || sites.contains(site)),
+            }
+        }
+        self.meta.deploy_map.retain(|_, deploy| !matches!(deploy, Deploy::Sites(sites) if sites.is_empty()));
+        // Fewer sites may be too few: the rules are asked again.
+        self.meta = JobMeta::parse("meta.json, with --site", self.meta_text().as_bytes())
+            .map_err(|error| refused(&error))?;
+        let kept = &self.meta.deploy_map;
+        self.apps.retain(|app, _| kept.contains_key(app));
+        Ok(())
     }
 
     /// The display name.
@@ -186,6 +210,30 @@ mod tests {
         assert_eq!(job.apps[0].rounds, 2);
         let text = job.meta_text();
         assert_eq!(JobMeta::parse("meta", text.as_bytes()).expect("it reads back"), job.meta);
+    }
+
+    #[test]
+    fn a_job_may_go_to_some_of_its_sites() {
+        let site = |name: &str| SiteName::new(name).expect("a name");
+        let open = |meta: &str| {
+            let dir = folder(&[("meta.json", meta), ("a/job.yaml", JOB), ("b/job.yaml", JOB)]);
+            JobFolder::open(dir.path()).expect("it is good")
+        };
+        let mut job = open(r#"{"name": "n", "deploy_map": {"a": ["server", "s1"], "b": ["s2", "s3"]}}"#);
+        job.narrow(&[site("s1")]).expect("it has an app");
+        assert_eq!(job.meta.clients(), Some(vec![site("s1")]));
+        assert_eq!(job.apps.keys().map(AppName::as_str).collect::<Vec<_>>(), ["a"]);
+        let mut job = open(r#"{"name": "n", "deploy_map": {"a": ["@ALL"]}}"#);
+        job.narrow(&[site("s1"), site("s2")]).expect("all sites have the app");
+        assert_eq!(job.meta.clients(), Some(vec![site("s1"), site("s2")]));
+        let refusals = [
+            (r#"{"deploy_map": {"a": ["server", "s1"]}}"#, "s9", "deploy_map gives this site no app"),
+            (r#"{"deploy_map": {"a": ["server", "s1", "s2"]}, "min_clients": 2}"#, "s1", "min_clients"),
+        ];
+        for (meta, name, expected) in refusals {
+            let said = open(meta).narrow(&[site(name)]).expect_err(name).sentence();
+            assert!(said.contains(expected), "{said}");
+        }
     }
 
     #[test]

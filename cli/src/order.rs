@@ -7,28 +7,16 @@ use polder_api::order::ORDER_DOMAIN;
 use polder_api::user::Session;
 use polder_api::{Order, OrderSites, ProblemCode, SignedOrder};
 use polder_transport::identity::Kit;
-use polder_words::{AppName, BlobRef, Hash, JobId, Nonce, SiteName};
+use polder_words::{AppName, BlobRef, Hash, JobId, Nonce};
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// How long a site may still accept an order: a job may wait long for its turn.
 const VALID_SECONDS: u64 = 30 * 24 * 3600;
 
-/// Which sites a job is for: those named on the command line, else those of `deploy_map`.
-pub(crate) fn sites_of(job: &JobFolder, named: &[SiteName]) -> Result<OrderSites, Failure> {
-    let planned = job.meta.clients();
-    if named.is_empty() {
-        return Ok(planned.map_or(OrderSites::All, |sites| OrderSites::Named(sites.into_iter().collect())));
-    }
-    let named: BTreeSet<SiteName> = named.iter().filter(|site| !site.is_server()).cloned().collect();
-    if let Some(planned) = planned
-        && let Some(foreign) = named.iter().find(|site| !planned.contains(site))
-    {
-        let names: Vec<&str> = planned.iter().map(|site| site.as_str()).collect();
-        return Err(Failure::new(ProblemCode::Invalid, "--site: deploy_map gives this site no app")
-            .found(foreign.to_string(), names.join(", ")));
-    }
-    Ok(OrderSites::Named(named))
+/// Which sites a job is for: those of its `deploy_map`. Sites compare the two, so they are the same.
+pub(crate) fn sites_of(job: &JobFolder) -> OrderSites {
+    job.meta.clients().map_or(OrderSites::All, |sites| OrderSites::Named(sites.into_iter().collect()))
 }
 
 /// An order of now, not yet signed.

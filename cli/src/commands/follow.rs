@@ -73,10 +73,16 @@ async fn watch(server: &mut Server, job: JobId, out: &mut Out, view: &mut View) 
             view.event(out, job, event)?;
         }
         after = news.next;
-        if news.end {
+        // Workers may still be ending after the last phase; nobody who waits for the job waits for them.
+        if news.end || news.events.iter().any(|event| is_last(&event.what)) {
             return Ok(());
         }
     }
+}
+
+/// Whether the job is over with this.
+pub(crate) fn is_last(event: &EventKind) -> bool {
+    matches!(event, EventKind::Phase { phase, .. } if phase.is_final())
 }
 
 /// How a job ended, for people.

@@ -48,7 +48,7 @@ pub(crate) async fn simulate(args: &SimulateArgs, out: &mut Out) -> Result<(), E
 async fn run(spec: &Spec, folder: &JobFolder, args: &SimulateArgs, out: &mut Out) -> Result<(), Ending> {
     let federation = Federation::start(spec).await?;
     let mut server = federation.server().await?;
-    let id = send(&mut server, folder, &[]).await?;
+    let id = send(&mut server, folder).await?;
     let Some(job) = until_end(&mut server, id, out).await? else { return Err(Ending::Said(INTERRUPTED)) };
     if job.phase != JobPhase::Completed {
         out.result(&job, summary)?;

@@ -13,7 +13,7 @@ use polder_api::user::Submit;
 use polder_api::{Order, OrderSites, ProblemCode};
 use polder_store::bundle::{self, BundleError, Limits};
 use polder_transport::blob::{Transfer, Tree, TreeHasher};
-use polder_words::{AppName, BlobRef, JobId, SiteName};
+use polder_words::{AppName, BlobRef, JobId};
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::io::{self, BufWriter, Write};
@@ -69,9 +69,12 @@ struct Sent<'a> {
 
 pub(crate) async fn submit(args: &SubmitArgs, out: &mut Out) -> Result<(), Ending> {
     // What is wrong with the job is said before anybody is asked for anything.
-    let folder = JobFolder::open(&args.job)?;
+    let mut folder = JobFolder::open(&args.job)?;
+    if !args.sites.is_empty() {
+        folder.narrow(&args.sites)?;
+    }
     let mut server = Server::connect(&args.connect).await?;
-    let job = send(&mut server, &folder, &args.sites).await?;
+    let job = send(&mut server, &folder).await?;
     told(&server, job, folder.name(), args.wait, out)?;
     if args.wait {
         follow(&mut server, job, out).await?;
@@ -92,19 +95,14 @@ fn told(server: &Server, job: JobId, name: &str, wait: bool, out: &mut Out) -> R
 }
 
 /// Packs, uploads, signs and sends a checked job.
-pub(crate) async fn send(
-    server: &mut Server,
-    folder: &JobFolder,
-    sites: &[SiteName],
-) -> Result<JobId, Failure> {
-    let sites = order::sites_of(folder, sites)?;
+pub(crate) async fn send(server: &mut Server, folder: &JobFolder) -> Result<JobId, Failure> {
     let mut apps = BTreeMap::new();
     for app in folder.apps.keys() {
         let packed = pack(&folder.app_dir(app))?;
         apps.insert(app.clone(), packed.tree.blob());
         server.upload(&packed, &Transfer::default()).await?;
     }
-    order_job(server, sites, folder.meta_text(), apps, None).await
+    order_job(server, order::sites_of(folder), folder.meta_text(), apps, None).await
 }
 
 async fn order_job(

@@ -10,7 +10,7 @@ mod job;
 mod report;
 
 use super::download::fetch;
-use super::follow::{EventLine, INTERRUPTED, summary};
+use super::follow::{EventLine, INTERRUPTED, is_last, summary};
 use super::submit::send;
 use crate::args::DemoArgs;
 use crate::federation::record::{self, Record};
@@ -101,7 +101,7 @@ async fn run(args: &DemoArgs, state: &State, out: &mut Out) -> Result<(), Ending
 
     let folder = JobFolder::open(&job::write(record.dir(), args)?)?;
     let mut server = federation.server().await?;
-    let id = send(&mut server, &folder, &[]).await?;
+    let id = send(&mut server, &folder).await?;
     out.result(&json!({"event": "submitted", "job": id}), |_| {
         format!("{} submitted job {}, signed with her own key\n", LEAD.0, id.short())
     })?;
@@ -177,7 +177,7 @@ async fn watch(server: &mut Server, job: JobId, out: &mut Out) -> Result<Job, En
             }
         }
         after = news.next;
-        if news.end {
+        if news.end || news.events.iter().any(|event| is_last(&event.what)) {
             return Ok(server.job(&job.to_string()).await?);
         }
     }
