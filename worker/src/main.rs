@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! polder-worker run --handover FILE [--orphan-after SECONDS]   enrol with the parent and do the job
+//! polder-worker supervise --dir FOLDER                         limit a worker and say how it ended
 //! polder-worker exec-trainer PARENT-PID PROGRAM [ARG...]       (internal) become the trainer
 //! ```
 //! A single binary without dependencies, which the launcher brings along. It talks to its own parent and
@@ -14,6 +15,7 @@ mod log;
 mod run;
 mod say;
 mod server;
+mod supervise;
 
 use anyhow::{Context as _, Result, bail};
 use std::path::PathBuf;
@@ -26,6 +28,7 @@ fn main() -> ExitCode {
     let done = match command.as_ref().and_then(|command| command.to_str()) {
         Some("run") => options(args).and_then(|options| run::run(&options)),
         Some("exec-trainer") => exec::exec(args),
+        Some("supervise") => return supervise::run(args),
         Some("--version") => {
             println!("polder-worker {}", env!("CARGO_PKG_VERSION"));
             Ok(ExitCode::SUCCESS)
