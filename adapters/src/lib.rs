@@ -1,1 +1,85 @@
-//! room
+//! From a site's `parent.yaml` to its launcher: the only place that names the modes side by side.
+
+use polder_core::parent::{Devices, LauncherConfig, ProcessLauncher as ProcessConfig};
+use polder_launch::Launcher;
+use polder_process::{Gpus, ProcessLauncher, Settings};
+use polder_words::Mode;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use thiserror::Error;
+
+/// Where the parent has what a launcher needs to know of.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Places {
+    /// The parent's state folder; run directories are in `runs` below it. Workers do not see the rest of it.
+    pub state: PathBuf,
+    /// The kit; workers do not see it.
+    pub kit: PathBuf,
+    /// Sockets of the parent that workers dial.
+    pub sockets: Vec<PathBuf>,
+}
+
+/// A site whose launcher cannot be had.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AdapterError {
+    /// This build has no such launcher.
+    #[error("parent.yaml: launcher: {mode} is not in this build; allowed: process")]
+    NotBuilt {
+        /// Which one.
+        mode: Mode,
+    },
+}
+
+/// The launcher a site asks for.
+///
+/// # Errors
+/// When this build does not have it.
+pub fn from_config(config: &LauncherConfig, places: &Places) -> Result<Arc<dyn Launcher>, AdapterError> {
+    match config {
+        LauncherConfig::Process(config) => Ok(Arc::new(ProcessLauncher::new(process(config, places)))),
+        LauncherConfig::Docker(_) | LauncherConfig::K8s(_) | LauncherConfig::Slurm(_) => {
+            Err(AdapterError::NotBuilt { mode: config.mode() })
+        }
+    }
+}
+
+fn process(config: &ProcessConfig, places: &Places) -> Settings {
+    let mut settings = Settings::new(places.state.join("runs"));
+    settings.hide = vec![places.state.clone(), places.kit.clone()];
+    settings.sockets.clone_from(&places.sockets);
+    settings.gpus = match &config.gpus {
+        Devices::Auto => Gpus::Auto,
+        Devices::Ids(ids) => Gpus::Ids(ids.clone()),
+    };
+    settings.cpus = config.cpus;
+    settings.memory = config.memory.as_ref().and_then(|memory| memory.bytes_u64());
+    settings.user.clone_from(&config.user);
+    settings.forward_env.clone_from(&config.forward_env);
+    settings.read.clone_from(&config.read);
+    settings.cgroup.clone_from(&config.cgroup);
+    settings
+}
+
+/// The worker program of a site: what it names, else the one beside this program.
+#[must_use]
+pub fn worker_program(config: &LauncherConfig) -> PathBuf {
+    if let LauncherConfig::Process(config) = config
+        && let Some(worker) = &config.worker
+    {
+        return worker.clone();
+    }
+    let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join("polder-worker")));
+    beside.unwrap_or_else(|| Path::new("/usr/libexec/polder/polder-worker").to_owned())
+}
+
+/// How long a worker may wait to run at this site, in milliseconds, when the job does not say; `None`: for ever.
+#[must_use]
+pub fn pending_timeout_ms(config: &LauncherConfig) -> Option<u64> {
+    let timeout = match config {
+        LauncherConfig::Process(config) => Some(config.pending_timeout),
+        LauncherConfig::Docker(config) => config.pending_timeout,
+        LauncherConfig::K8s(config) => config.pending_timeout,
+        LauncherConfig::Slurm(config) => Some(config.pending_timeout),
+    };
+    timeout.map(polder_launch::clock::millis)
+}

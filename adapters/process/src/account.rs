@@ -81,6 +81,27 @@ pub fn let_read(path: &Path, account: Account) -> io::Result<()> {
     Ok(())
 }
 
+/// Closes what lies in a folder to every other account, so that the folder itself can be let through; `open` stays as
+/// it is. Where a folder is closed, what is inside of it is closed with it.
+///
+/// # Errors
+/// As the system says.
+pub fn close(folder: &Path, open: &[&Path]) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let Ok(meta) = fs::symlink_metadata(&path) else { continue };
+        let mode = meta.mode() & 0o7777;
+        if mode & 0o077 != 0 && !meta.is_symlink() && !open.iter().any(|open| open.starts_with(&path)) {
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode & 0o7700))?;
+        }
+    }
+    let mode = fs::metadata(folder)?.mode() & 0o7777;
+    if mode & 0o066 != 0 {
+        fs::set_permissions(folder, fs::Permissions::from_mode(mode & 0o7711))?;
+    }
+    Ok(())
+}
+
 /// Lets an account pass through the folders above a path, where they are this process's own; nothing in them becomes
 /// readable by that.
 ///

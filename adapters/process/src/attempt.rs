@@ -15,6 +15,7 @@ use polder_words::{FailureClass, LaunchId, Outcome};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::OpenOptionsExt;
@@ -72,7 +73,8 @@ impl Attempt {
         for run_dir in list(runs) {
             for dir in list(&run_dir.join(rundir::ATTEMPTS)) {
                 let claim = read::<Claim>(&dir.join(rundir::SHIM));
-                let order = || read::<Named>(&dir.join(shim::ORDER)).map(|named| named.map(|named| named.launch));
+                let order =
+                    || read::<Named>(&dir.join(shim::ORDER)).map(|named| named.map(|named| named.launch));
                 let id = claim.ok().flatten().map(|claim| claim.launch).or_else(|| order().ok().flatten());
                 if let Some(id) = id.filter(|_| !dir.join(shim::REMOVED).exists()) {
                     found.push(Self { dir, id });
@@ -133,7 +135,7 @@ impl Attempt {
         if proc::boot_id().is_ok_and(|boot| boot != claim.boot) {
             return 0;
         }
-        let mut left = Vec::new();
+        let mut left = BTreeSet::new();
         for group in running.map(|running| running.cgroups.as_slice()).unwrap_or_default() {
             let _ = fs::write(group.join("cgroup.kill"), "1");
             let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
@@ -145,6 +147,7 @@ impl Attempt {
         if proc::stat(claim.pid).is_none() {
             left.extend(proc::session_of(claim.pid));
         }
+        left.retain(|pid| proc::stat(*pid).is_some());
         for pid in &left {
             kill(*pid);
         }

@@ -20,7 +20,7 @@ use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -123,6 +123,15 @@ impl ProcessLauncher {
         }
         let mode = |path: &Path, mode| fs::set_permissions(path, fs::Permissions::from_mode(mode));
         if let Some(account) = plan.account {
+            let mut open: Vec<&Path> = self.settings.sockets.iter().map(PathBuf::as_path).collect();
+            open.push(&self.settings.runs);
+            for folder in self.settings.hide.iter().filter(|folder| folder.is_dir()) {
+                account::close(folder, &open)?;
+            }
+            for socket in self.settings.sockets.iter().filter(|socket| socket.exists()) {
+                mode(socket, 0o666)?;
+                account::let_through(socket, account).map_err(io::Error::other)?;
+            }
             for name in [rundir::OUT, rundir::STATE, rundir::TMP] {
                 account::give(&run_dir.join(name), account)?;
             }

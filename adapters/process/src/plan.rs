@@ -116,7 +116,7 @@ pub fn plan(
         ("TMPDIR".to_owned(), text(&tmp)),
     ]);
     Ok(ProcessPlan {
-        name: group_name(&want.id),
+        name: group_name(&want.id, &attempt),
         command,
         directory: want.run_dir.clone(),
         env,
@@ -146,6 +146,7 @@ fn fence(settings: &Settings, facts: &Facts, want: &Resolved, with: &Allotted, h
     fence.read.push(want.worker.clone());
     fence.read.extend([rundir::APP, rundir::IN].iter().map(in_run_dir));
     fence.read.push(handover.to_owned());
+    fence.read.extend(settings.sockets.iter().cloned());
     fence.write.extend([rundir::OUT, rundir::STATE, rundir::TMP].iter().map(in_run_dir));
     fence.write.extend(DEVICES.iter().map(PathBuf::from));
     if !with.devices.is_empty() {
@@ -161,10 +162,15 @@ pub fn attempt_dir(run_dir: &Path, attempt: u32) -> PathBuf {
     run_dir.join(rundir::ATTEMPTS).join(attempt.to_string())
 }
 
-/// What the control group of a launch is called; several parents of one host may run the same job.
+/// What the control group of a launch is called. The folder counts too, since several parents of one host may have
+/// the same name (a federation that was set up twice).
 #[must_use]
-pub fn group_name(id: &LaunchId) -> String {
-    format!("polder.{id}")
+pub fn group_name(id: &LaunchId, attempt: &Path) -> String {
+    // FNV-1a: the name must be the same in every version of this program, and need not be hard to guess.
+    let hash = attempt.as_os_str().as_encoded_bytes().iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    format!("polder.{id}.{hash:016x}")
 }
 
 impl ProcessPlan {

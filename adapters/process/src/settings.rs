@@ -10,6 +10,8 @@ pub struct Settings {
     pub runs: PathBuf,
     /// What a worker must not see: the parent's state, kit and configuration.
     pub hide: Vec<PathBuf>,
+    /// Sockets of the parent that workers dial.
+    pub sockets: Vec<PathBuf>,
     /// What a worker may read besides the system and its run directory.
     pub read: Vec<PathBuf>,
     /// Account of the workers: a name, `uid` or `uid:gid`. Needs a parent that may switch.
@@ -57,6 +59,7 @@ impl Settings {
         Self {
             runs,
             hide: Vec::new(),
+            sockets: Vec::new(),
             read: Vec::new(),
             user: None,
             isolation: None,

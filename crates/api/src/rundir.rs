@@ -3,7 +3,8 @@
 //! ```text
 //! <state>/runs/<job>-<role>/
 //!     app/            the unpacked app, read-only for the worker; the trainer's working directory
-//!     in/             models the parent hands down, named by hash; read-only for the worker
+//!     in/             models the parent hands down, named by hash; read-only for the worker. The worker may run
+//!                     as another account: whoever puts a file there gives it mode 0644
 //!     out/            what the worker hands up; the parent opens it beneath, without links
 //!     state/          the worker's own: checkpoints survive an attempt
 //!     tmp/            `TMPDIR` and `HOME` of the worker

@@ -150,7 +150,7 @@ impl Groups {
             for _ in 0..200 {
                 match fs::remove_dir(group) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        thread::sleep(Duration::from_millis(1))
+                        thread::sleep(Duration::from_millis(1));
                     }
                     _ => break,
                 }

@@ -15,17 +15,17 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 /// Longest wait for anything; reached only by a failure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-pub struct Site {
-    pub dir: TempDir,
-    pub settings: Settings,
+pub(crate) struct Site {
+    pub(crate) dir: Arc<TempDir>,
+    pub(crate) settings: Settings,
 }
 
 impl Site {
     /// A site whose worker is a shell that runs this script.
-    pub fn new(script: &str) -> Self {
-        let dir = tempfile::tempdir().expect("a folder");
+    pub(crate) fn new(script: &str) -> Self {
+        let dir = Arc::new(tempfile::tempdir().expect("a folder"));
         let state = dir.path().join("state");
         fs::create_dir_all(state.join("runs")).expect("folders");
         let mut settings = Settings::new(state.join("runs"));
@@ -36,15 +36,15 @@ impl Site {
         Self { dir, settings }
     }
 
-    pub fn state(&self) -> PathBuf {
+    pub(crate) fn state(&self) -> PathBuf {
         self.dir.path().join("state")
     }
 
-    pub fn launcher(&self) -> Arc<ProcessLauncher> {
+    pub(crate) fn launcher(&self) -> Arc<ProcessLauncher> {
         Arc::new(ProcessLauncher::new(self.settings.clone()))
     }
 
-    pub fn want(&self, job: u8) -> Resolved {
+    pub(crate) fn want(&self, job: u8) -> Resolved {
         let id = LaunchId {
             job: JobId([job; 16]),
             site: SiteName::new("hospital-a").expect("a name"),
@@ -68,53 +68,55 @@ impl Site {
 }
 
 /// A launcher and one launch of it.
-pub struct One {
-    pub launcher: Arc<ProcessLauncher>,
-    pub want: Resolved,
+pub(crate) struct One {
+    /// Kept as long as anything runs there.
+    pub(crate) dir: Arc<TempDir>,
+    pub(crate) launcher: Arc<ProcessLauncher>,
+    pub(crate) want: Resolved,
 }
 
 impl One {
-    pub fn new(site: &Site) -> Self {
-        Self { launcher: site.launcher(), want: site.want(1) }
+    pub(crate) fn new(site: &Site) -> Self {
+        Self { dir: Arc::clone(&site.dir), launcher: site.launcher(), want: site.want(1) }
     }
 
-    pub fn id(&self) -> &LaunchId {
+    pub(crate) fn id(&self) -> &LaunchId {
         &self.want.id
     }
 
-    pub fn plan(&self) -> Plan {
+    pub(crate) fn plan(&self) -> Plan {
         self.launcher.plan(&self.want, &Allotted::default()).expect("a plan")
     }
 
-    pub async fn prepare(&self) -> Result<NativeId, LaunchError> {
+    pub(crate) async fn prepare(&self) -> Result<NativeId, LaunchError> {
         self.launcher
             .prepare(self.id(), &self.plan(), &Handover::new(b"{\"token\":\"s3cret\"}".to_vec()))
             .await
     }
 
-    pub async fn start(&self) {
+    pub(crate) async fn start(&self) {
         let native = self.prepare().await.expect("prepared");
         self.launcher.start(self.id(), &native).await.expect("started");
     }
 
-    pub async fn end(&self, grace: Duration) {
+    pub(crate) async fn end(&self, grace: Duration) {
         self.launcher
             .end(self.id(), End { grace, why: "the test says so".into() })
             .await
             .expect("asked to end");
     }
 
-    pub async fn fate(&self) -> Fate {
+    pub(crate) async fn fate(&self) -> Fate {
         let mut fates = self.launcher.find(std::slice::from_ref(self.id())).await.expect("an answer");
         fates.remove(self.id()).expect("an answer for it")
     }
 
     /// Waits until the launch is so far.
-    pub async fn until(&self, so_far: impl Fn(&Native) -> bool) -> Sighting {
+    pub(crate) async fn until(&self, so_far: impl Fn(&Native) -> bool) -> Sighting {
         wait_for(&self.launcher, self.id(), so_far).await
     }
 
-    pub async fn exit(&self) -> Exit {
+    pub(crate) async fn exit(&self) -> Exit {
         match self.until(|state| matches!(state, Native::Exited(_))).await.state {
             Native::Exited(exit) => exit,
             other => panic!("{other:?}"),
@@ -122,31 +124,31 @@ impl One {
     }
 
     /// Runs it from start to end.
-    pub async fn run(&self) -> Exit {
+    pub(crate) async fn run(&self) -> Exit {
         self.start().await;
         self.exit().await
     }
 
-    pub fn attempt(&self) -> PathBuf {
+    pub(crate) fn attempt(&self) -> PathBuf {
         self.want.run_dir.join("attempts").join(self.want.id.attempt.to_string())
     }
 
-    pub fn log(&self) -> String {
+    pub(crate) fn log(&self) -> String {
         fs::read_to_string(self.attempt().join("worker.log")).unwrap_or_default()
     }
 
-    pub fn exit_record(&self) -> polder_api::shim::ExitRecord {
+    pub(crate) fn exit_record(&self) -> polder_api::shim::ExitRecord {
         serde_json::from_slice(&fs::read(self.attempt().join("exit.json")).expect("exit.json"))
             .expect("readable")
     }
 
-    pub fn out(&self, name: &str) -> PathBuf {
+    pub(crate) fn out(&self, name: &str) -> PathBuf {
         self.want.run_dir.join("out").join(name)
     }
 }
 
 /// Watches until a launch is so far; as the ledger does, without asking again and again.
-pub async fn wait_for(
+pub(crate) async fn wait_for(
     launcher: &Arc<ProcessLauncher>,
     id: &LaunchId,
     so_far: impl Fn(&Native) -> bool,
@@ -178,7 +180,7 @@ pub async fn wait_for(
 }
 
 /// Waits for a file to appear, and reads it. Of a process that has no other way to say something.
-pub async fn file(path: &Path) -> String {
+pub(crate) async fn file(path: &Path) -> String {
     let wait = async {
         loop {
             match fs::read_to_string(path) {
@@ -191,12 +193,12 @@ pub async fn file(path: &Path) -> String {
 }
 
 /// Whether a process is there, and not only what is left of one.
-pub fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     polder_process::proc::stat(pid).is_some()
 }
 
 /// Waits for a process to be gone.
-pub async fn gone(pid: u32) {
+pub(crate) async fn gone(pid: u32) {
     let wait = async {
         while is_alive(pid) {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -205,7 +207,7 @@ pub async fn gone(pid: u32) {
     tokio::time::timeout(PATIENCE, wait).await.unwrap_or_else(|_| panic!("process {pid} goes"));
 }
 
-pub fn failed(outcome: &Outcome) -> (polder_words::FailureClass, &str, &str) {
+pub(crate) fn failed(outcome: &Outcome) -> (polder_words::FailureClass, &str, &str) {
     match outcome {
         Outcome::Failed { class, cause, tail } => (*class, cause, tail),
         Outcome::Completed => panic!("it completed"),

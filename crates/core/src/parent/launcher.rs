@@ -7,6 +7,7 @@ use crate::study_runtime::{DOCKER_OWNED, is_env_name, is_reserved_env};
 use crate::value::{At, Data, Fields, Map, Value};
 use indexmap::IndexMap;
 use polder_words::Mode;
+use std::path::PathBuf;
 use std::time::Duration;
 
 /// What `launcher` may hold, in words.
@@ -18,7 +19,7 @@ const NODE_PORTS: (u16, u16) = (29400, 30399);
 #[derive(Debug, Clone, PartialEq)]
 pub enum LauncherConfig {
     /// Processes of this host.
-    Process(ProcessLauncher),
+    Process(Box<ProcessLauncher>),
     /// A Docker or Podman engine.
     Docker(Box<DockerLauncher>),
     /// Pods.
@@ -68,6 +69,12 @@ pub struct ProcessLauncher {
     pub forward_env: Vec<String>,
     /// How long a worker may take to start. Default 1 min.
     pub pending_timeout: Duration,
+    /// The worker program; absent: `polder-worker` beside the parent.
+    pub worker: Option<PathBuf>,
+    /// What workers may read besides the system and their own folders.
+    pub read: Vec<PathBuf>,
+    /// A delegated folder of control groups version 2; absent: what the parent may use as it was started.
+    pub cgroup: Option<PathBuf>,
 }
 
 /// When an image is pulled.
@@ -209,7 +216,7 @@ impl LauncherConfig {
         let value = if settings.value().is_null() { &empty } else { settings.value() };
         let settings = fields.at().child(mode, value);
         Ok(match *mode {
-            "process" => Self::Process(process(&settings)?),
+            "process" => Self::Process(Box::new(process(&settings)?)),
             "docker" => Self::Docker(Box::new(docker(&settings)?)),
             "slurm" => Self::Slurm(Box::new(slurm(&settings)?)),
             _ => Self::K8s(Box::new(k8s(&settings)?)),
@@ -297,6 +304,11 @@ fn forward_env(fields: &Fields<'_>, mode: Mode) -> Result<Vec<String>> {
     Ok(out)
 }
 
+fn absolute(at: &At<'_>) -> Result<PathBuf> {
+    let path = PathBuf::from(at.clean_text()?);
+    if path.is_absolute() { Ok(path) } else { Err(at.refuse("is not an absolute path", "an absolute path")) }
+}
+
 fn process(at: &At<'_>) -> Result<ProcessLauncher> {
     let fields = at.fields(&[
         "gpus",
@@ -307,6 +319,9 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
         "python_path",
         "forward_env",
         "pending_timeout",
+        "worker",
+        "read",
+        "cgroup",
     ])?;
     let isolation_required = match fields.given("isolation_required") {
         None => IsolationRequired::Byoc,
@@ -326,6 +341,12 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
         python_path: text(&fields, "python_path")?,
         forward_env: forward_env(&fields, Mode::Process)?,
         pending_timeout: duration(&fields, "pending_timeout", 60)?,
+        worker: fields.given("worker").map(|at| absolute(&at)).transpose()?,
+        read: match fields.given("read") {
+            Some(at) => at.seq()?.iter().map(absolute).collect::<Result<_>>()?,
+            None => Vec::new(),
+        },
+        cgroup: fields.given("cgroup").map(|at| absolute(&at)).transpose()?,
     })
 }
 

@@ -9,7 +9,7 @@ use crate::time::print;
 use crate::value::{Data, Value};
 use indexmap::IndexMap;
 use polder_words::Role;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 type Pairs = Vec<(&'static str, Value)>;
@@ -92,6 +92,13 @@ fn process(settings: &ProcessLauncher) -> Pairs {
     put(&mut out, "python_path", settings.python_path.as_deref());
     out.push(("forward_env", texts(&settings.forward_env)));
     out.push(("pending_timeout", Value::from(print(settings.pending_timeout))));
+    let path = |path: &PathBuf| Value::from(path.display().to_string());
+    put(&mut out, "worker", settings.worker.as_ref().map(path));
+    if !settings.read.is_empty() {
+        let paths: Vec<String> = settings.read.iter().map(|path| path.display().to_string()).collect();
+        out.push(("read", texts(&paths)));
+    }
+    put(&mut out, "cgroup", settings.cgroup.as_ref().map(path));
     out
 }
 

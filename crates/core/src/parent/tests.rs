@@ -29,6 +29,7 @@ fn a_server() {
 fn every_launcher_prints_back() {
     for launcher in [
         "process: {gpus: [0, GPU-1], cpus: 4, memory: 8Gi, user: fl, isolation_required: true}",
+        "process: {worker: /opt/polder/polder-worker, read: [/data, /opt/conda], cgroup: /sys/fs/cgroup/polder}",
         "process: {gpus: 3, forward_env: [LANG], isolation_required: false, pending_timeout: 90s}",
         "docker: {network: none, pending_timeout: 10m, pull: never}",
         "docker: {default_job_container_kwargs: {ipc_mode: host, labels: {a: b}}, default_job_env: {A: site, N: 1}, \
@@ -71,6 +72,7 @@ fn refusals() {
         ),
         ("name: a\nserver: https://x\nlauncher: {slurm: {partition: a b}}", "holds white space"),
         ("name: a\nserver: https://x\nlauncher: {slurm: {forward_env: [SLURM_X]}}", "is reserved"),
+        ("name: a\nserver: https://x\nlauncher: {process: {worker: bin/w}}", "is not an absolute path"),
         ("name: a\nserver: https://x\nlauncher: {process: {memory: 8G}}", "is not an amount of memory"),
         ("name: a\nserver: https://x\nmax_restart: 1\nlauncher: {process: {}}", "is `max_restarts` meant?"),
         (
