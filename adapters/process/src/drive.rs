@@ -18,7 +18,6 @@ use polder_words::{FailureClass, Isolation, LaunchId, Mode};
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -179,7 +178,7 @@ impl ProcessLauncher {
             .stderr(Stdio::from(errors))
             .spawn()?;
         self.children.lock().expect("no holder of this lock panics").insert(attempt.id.clone(), child);
-        pipe::Receiver::from_owned_fd(OwnedFd::from(ours))
+        pipe::Receiver::from_owned_fd(ours)
     }
 
     fn sight(&self, attempt: &Attempt) -> Option<Sighting> {
