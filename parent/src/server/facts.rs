@@ -1,7 +1,7 @@
 //! From what is stored of a job to what its state machine needs.
 
 use super::job::Facts;
-use polder_api::{Order, SignedOrder};
+use polder_api::{Order, OrderSites, SignedOrder};
 use polder_core::meta::{Deploy, JobMeta};
 use polder_core::resources::View;
 use polder_launch::Resolved;
@@ -54,7 +54,10 @@ pub(super) fn of(
         submitted: row.submitted,
         min_clients: meta.min_clients,
         mandatory: meta.mandatory_clients.iter().cloned().collect(),
-        named: meta.clients().map(|clients| clients.into_iter().collect()),
+        named: match &order.sites {
+            OrderSites::All => None,
+            OrderSites::Named(named) => Some(named.clone()),
+        },
         apps,
         app_of_all,
         ask: ask(meta),

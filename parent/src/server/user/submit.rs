@@ -32,7 +32,7 @@ const ORDER_LIMIT: usize = 1 << 20;
 const META_LIMIT: usize = 256 << 10;
 /// How far the submitter's clock may be ahead, and how long an order may be valid at most, seconds.
 const SKEW: u64 = 300;
-const LONGEST: u64 = 31 * 86_400;
+const LONGEST: u64 = 30 * 86_400;
 
 fn invalid(at: &str, message: impl Into<String>) -> Problem {
     Problem { at: Some(at.to_owned()), ..Problem::new(ProblemCode::Invalid, message) }
@@ -201,10 +201,9 @@ async fn check(server: &Server, caller: &Caller, signed: &SignedOrder) -> Result
     }
     let meta = JobMeta::parse("meta.json", order.meta.as_bytes()).map_err(|error| refused(&error))?;
     check_deployment(server, caller, &order, &meta)?;
-    let (config, code) = check_apps(server, &order, &meta).await?;
-    if code {
-        server.rights.check(&caller.who, Right::Byoc, Some((&order.submitter, &identity.org)))?;
-    }
+    // An app's command is code, whatever else the app holds.
+    server.rights.check(&caller.who, Right::Byoc, Some((&order.submitter, &identity.org)))?;
+    let config = check_apps(server, &order, &meta).await?;
     Ok(Checked { order, identity, meta, config })
 }
 
@@ -267,15 +266,32 @@ fn check_times(order: &Order, now: u64) -> Result<(), Problem> {
 /// Order, meta and study speak of the same sites and apps.
 fn check_deployment(server: &Server, caller: &Caller, order: &Order, meta: &JobMeta) -> Result<(), Problem> {
     let clients = meta.clients().map(|clients| clients.into_iter().collect::<BTreeSet<SiteName>>());
-    let same = match (&order.sites, &clients) {
-        (OrderSites::All, None) => true,
-        (OrderSites::Named(named), Some(clients)) => named == clients,
-        _ => false,
+    // An order may name fewer sites than deploy_map, never others.
+    let fits = match (&order.sites, &clients) {
+        (OrderSites::All, clients) => clients.is_none(),
+        (OrderSites::Named(named), None) => !named.is_empty(),
+        (OrderSites::Named(named), Some(clients)) => !named.is_empty() && named.is_subset(clients),
     };
-    if !same {
-        return Err(invalid("order.sites", "the order's sites are not those of deploy_map"));
+    if !fits {
+        return Err(invalid("order.sites", "the order's sites are not those of deploy_map, or some of them"));
     }
-    check_sites(server, caller, clients.iter().flatten().chain(&meta.mandatory_clients))?;
+    if let OrderSites::Named(named) = &order.sites {
+        if let Some(site) = meta.mandatory_clients.iter().find(|site| !named.contains(*site)) {
+            return Err(invalid(
+                "order.sites",
+                format!("site {site}, which is mandatory, is not among them"),
+            ));
+        }
+        if named.len() < usize::try_from(meta.min_clients).unwrap_or(usize::MAX) {
+            return Err(Problem {
+                found: Some(named.len().to_string()),
+                allowed: Some(format!("at least min_clients, which is {}", meta.min_clients)),
+                ..invalid("order.sites", "the order names too few sites")
+            });
+        }
+        check_sites(server, caller, named.iter())?;
+    }
+    check_sites(server, caller, meta.mandatory_clients.iter())?;
     let apps: BTreeSet<&AppName> = meta.deploy_map.keys().collect();
     if apps != order.apps.keys().collect() {
         return Err(invalid("order.apps", "the order's apps are not those of deploy_map"));
@@ -283,8 +299,8 @@ fn check_deployment(server: &Server, caller: &Caller, order: &Order, meta: &JobM
     Ok(())
 }
 
-/// Every archive is there and keeps the rules; gives the server app's `job.yaml` and whether code comes along.
-async fn check_apps(server: &Server, order: &Order, meta: &JobMeta) -> Result<(JobConfig, bool), Problem> {
+/// Every archive is there and keeps the rules; gives the server app's `job.yaml`.
+async fn check_apps(server: &Server, order: &Order, meta: &JobMeta) -> Result<JobConfig, Problem> {
     let area = server.blobs.study(&order.study);
     for (app, blob) in &order.apps {
         check_size(blob)?;
@@ -323,16 +339,21 @@ async fn check_apps(server: &Server, order: &Order, meta: &JobMeta) -> Result<(J
         })?;
         let config = JobConfig::parse(&file, text).map_err(|error| refused(&error))?;
         if app == server_app {
-            check_disk(server, found, &config, meta)?;
+            check_disk(server, found, &config, order, meta)?;
             of_server = Some(config);
         }
     }
-    let config = of_server.ok_or_else(|| invalid("deploy_map", "no app goes to the server"))?;
-    Ok((config, inspected.values().any(brings_code)))
+    of_server.ok_or_else(|| invalid("deploy_map", "no app goes to the server"))
 }
 
 /// One model a site and round, the global one and its next must fit on the server's disk, where the size is known.
-fn check_disk(server: &Server, app: &Inspected, config: &JobConfig, meta: &JobMeta) -> Result<(), Problem> {
+fn check_disk(
+    server: &Server,
+    app: &Inspected,
+    config: &JobConfig,
+    order: &Order,
+    meta: &JobMeta,
+) -> Result<(), Problem> {
     let Some(model) = &config.initial_model else { return Ok(()) };
     let Some(size) = app.files.get(model) else {
         return Err(Problem {
@@ -341,7 +362,10 @@ fn check_disk(server: &Server, app: &Inspected, config: &JobConfig, meta: &JobMe
             ..invalid("initial_model", "the model is not in the app of the server")
         });
     };
-    let sites = meta.clients().map_or(meta.min_clients as usize, |clients| clients.len()) as u64;
+    let sites = match &order.sites {
+        OrderSites::Named(named) => named.len() as u64,
+        OrderSites::All => u64::from(meta.min_clients),
+    };
     let needed = size.saturating_mul(sites + 3);
     match free_bytes(&server.state_dir) {
         Some(free) if free < needed => Err(Problem {
@@ -351,13 +375,4 @@ fn check_disk(server: &Server, app: &Inspected, config: &JobConfig, meta: &JobMe
         }),
         _ => Ok(()),
     }
-}
-
-/// Whether there is anything in an app beside its description and data.
-fn brings_code(app: &Inspected) -> bool {
-    const DATA: [&str; 8] = ["yaml", "yml", "json", "safetensors", "csv", "txt", "md", "npy"];
-    app.files.keys().any(|path| {
-        let ending = path.rsplit('/').next().and_then(|name| name.rsplit_once('.')).map(|(_, ending)| ending);
-        !ending.is_some_and(|ending| DATA.contains(&ending))
-    })
 }
