@@ -439,3 +439,6 @@ pub fn withdraw(row: &mut Row, mind: &mut Mind, now: Time) {
         (*retry, *removed) = (None, true);
     }
 }
+
+#[cfg(test)]
+mod tests;
