@@ -17,6 +17,7 @@ pub mod project;
 pub mod registry;
 pub mod resources;
 pub mod scalars;
+pub mod schedule;
 pub mod study_runtime;
 pub mod time;
 pub mod value;

@@ -78,7 +78,8 @@ pub(super) fn launcher_spec(at: &At<'_>, sites: &[SiteName]) -> Result<()> {
     for (site, block) in at.entries()? {
         block.fields(&modes)?;
         one_spelling(&block)?;
-        if site != LAUNCHER_DEFAULT && !sites.iter().any(|s| s.as_str() == site) && is_near_default(site) {
+        let deployed = sites.iter().any(|s| s.as_str() == site);
+        if !deployed && (is_near_default(site) || (!sites.is_empty() && is_slip_of_default(site))) {
             let message = "is not a site of deploy_map and nearly `default`; is `default` meant?";
             return Err(block.refuse(message, "`default`, or the names of sites"));
         }
@@ -106,12 +107,14 @@ pub fn near_misses(launcher_spec: &Value) -> Vec<String> {
         .collect()
 }
 
-/// Begins like `default` or is the beginning of it (FLARE's rule), or is two slips away.
+/// Begins like `default` or is the beginning of it: what FLARE warns about.
 fn is_near_default(key: &str) -> bool {
-    key != LAUNCHER_DEFAULT
-        && (key.starts_with(LAUNCHER_DEFAULT)
-            || LAUNCHER_DEFAULT.starts_with(key)
-            || strsim::damerau_levenshtein(&key.to_lowercase(), LAUNCHER_DEFAULT) <= 2)
+    key != LAUNCHER_DEFAULT && (key.starts_with(LAUNCHER_DEFAULT) || LAUNCHER_DEFAULT.starts_with(key))
+}
+
+/// At most two slips away from `default`, as `Default` and `defautl`; only asked where the sites are known.
+fn is_slip_of_default(key: &str) -> bool {
+    key != LAUNCHER_DEFAULT && strsim::damerau_levenshtein(&key.to_lowercase(), LAUNCHER_DEFAULT) <= 2
 }
 
 fn one_spelling(block: &At<'_>) -> Result<()> {

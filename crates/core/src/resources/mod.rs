@@ -233,11 +233,11 @@ impl<'a> View<'a> {
         if let Some(at) = map_or_nothing(At::under(self.file, "launcher_spec", self.launcher_spec))? {
             if let Some(block) = mode_of(&at, LAUNCHER_DEFAULT, mode)?.filter(|m| !m.is_empty()) {
                 found = true;
-                out.extend(block.clone());
+                out.extend(block);
             }
             if let Some(block) = mode_of(&at, site, mode)? {
                 found = true;
-                out.extend(block.clone());
+                out.extend(block);
             }
         }
         if found {
@@ -296,11 +296,12 @@ fn below_mode<'a>(at: &At<'a>, mode: Mode) -> Result<Option<At<'a>>> {
 }
 
 /// A mode's block of a site in `launcher_spec`; an empty one is there, null is not.
-fn mode_of<'a>(at: &At<'a>, site: &str, mode: Mode) -> Result<Option<&'a Map>> {
+fn mode_of(at: &At<'_>, site: &str, mode: Mode) -> Result<Option<Map>> {
     let Some(site) = below(at, site)? else { return Ok(None) };
     for (key, _) in MODE_KEYS.iter().filter(|(_, m)| *m == mode) {
         if let Some(value) = lookup(site.map()?, key).filter(|value| !value.is_null()) {
-            return site.child(key, value).map().map(Some);
+            let block = map_or_nothing(site.child(key, value))?;
+            return block.map_or_else(|| Ok(Some(Map::new())), |at| at.map().cloned().map(Some));
         }
     }
     Ok(None)

@@ -68,7 +68,7 @@ pub type Map = IndexMap<Key, Value>;
 #[derive(Debug, Clone, Eq)]
 pub struct Key {
     text: Box<str>,
-    /// `false` for a key that is a number, a boolean or null; it is found by nobody who looks for text.
+    /// `false` for a key that is a number or a boolean; it is found by nobody who looks for text.
     is_text: bool,
 }
 
@@ -79,7 +79,7 @@ impl Key {
         Self { text: text.into(), is_text: true }
     }
 
-    /// A key that is a number, a boolean or null, in the way JSON would print it.
+    /// A key that is a number or a boolean, in the way JSON would print it.
     #[must_use]
     pub fn scalar(text: &str) -> Self {
         Self { text: text.into(), is_text: false }
