@@ -210,20 +210,13 @@ impl Counter {
             }
             Some((task, false)) => task,
         };
-        let header = {
-            let work = self.work.borrow();
-            match work.as_ref().filter(|work| work.task.id == task) {
-                Some(work) => work.header.clone(),
-                None => {
-                    // The round was closed without this site; the next `receive` brings the new one.
-                    self.handed.set(Some((task, true)));
-                    let _ = self
-                        .did
-                        .send(Did::Sent { task, model: Err("too late".to_owned()), weight, metrics })
-                        .await;
-                    return Reply::Ok;
-                }
-            }
+        let current = self.work.borrow().clone().filter(|work| work.task.id == task);
+        let Some(Work { header, .. }) = current else {
+            // The round was closed without this site; the next `receive` brings the new one.
+            self.handed.set(Some((task, true)));
+            let model = Err("too late".to_owned());
+            let _ = self.did.send(Did::Sent { task, model, weight, metrics }).await;
+            return Reply::Ok;
         };
         self.checking.set(self.checking.get() + 1);
         let model = self.check(path, header).await;

@@ -58,7 +58,7 @@ impl Global {
         let from = run.join(rundir::APP).join(path);
         let model = Model::open(&from).map_err(|error| super::chain(&error))?;
         all_finite(&model).map_err(|error| error.to_string())?.map_err(|why| why.to_string())?;
-        Self::keep(run, model, &from, attempt)
+        Self::keep(run, &model, &from, attempt)
     }
 
     /// The first model of a site.
@@ -74,13 +74,13 @@ impl Global {
                 Ok(Self { header: Arc::new(model.header().clone()), place: Place::Memory(bytes) })
             }
             Payload::File { path, .. } => {
-                Self::keep(run, model, &run.join(path), attempt).map_err(MakeError::Failed)
+                Self::keep(run, &model, &run.join(path), attempt).map_err(MakeError::Failed)
             }
             Payload::Blob { .. } => Err(not_shared()),
         }
     }
 
-    fn keep(run: &Path, model: Model, from: &Path, attempt: u32) -> Result<Self, String> {
+    fn keep(run: &Path, model: &Model, from: &Path, attempt: u32) -> Result<Self, String> {
         let header = Arc::new(model.header().clone());
         let place = if header.file_len() <= INLINE_LIMIT {
             Place::Memory(std::fs::read(from).map_err(|error| error.to_string())?)

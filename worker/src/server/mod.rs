@@ -26,7 +26,6 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Instant;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 /// Metrics of the whole job.
 const METRICS: &str = "metrics.json";
@@ -266,9 +265,9 @@ impl Job {
         if self.global.as_ref().is_some_and(|global| global.is_small()) {
             let _ = done.send(Done::Made(make()));
         } else {
-            let _: JoinHandle<()> = tokio::task::spawn_blocking(move || {
+            drop(tokio::task::spawn_blocking(move || {
                 let _ = done.send(Done::Made(make()));
-            });
+            }));
         }
     }
 
