@@ -1,24 +1,20 @@
 //! `check`: the rules that hold everywhere, asked before anybody else does.
 //!
 //! The JSON of `check meta` and `check study-runtime` is a contract with programs outside and therefore not
-//! versioned: a part that is refused is `{"refused": true}`, and `error` says why.
+//! versioned: a part that is refused is `{"refused": true}`, and `refusals` says why; see `polder_core::check`.
 
 use crate::args::{CheckCommand, JobFolderArgs, MetaArgs, StudyRuntimeArgs};
 use crate::job_folder::{JobFolder, read_file, refused};
 use crate::output::table::Table;
 use crate::output::{Ending, Failure, Out};
 use polder_api::ProblemCode;
+use polder_core::check::{CheckMeta, Part, check_meta};
 use polder_core::launcher::{SANDBOXES, SlurmSandbox};
-use polder_core::meta::{JobMeta, Need};
-use polder_core::resources::{View, slurm_resources};
 use polder_core::study_runtime::{Reading, StudyRuntimes};
-use polder_core::value::{At, Data, Map, Value, from_bytes, to_json};
-use polder_words::{AppName, Mode};
+use polder_core::value::{from_bytes, to_json};
+use polder_words::AppName;
 use serde::Serialize;
 use std::path::Path;
-
-/// How long a Slurm site lets a job wait when it says nothing, in seconds.
-const PENDING_TIMEOUT: f64 = 600.0;
 
 pub(crate) fn check(command: &CheckCommand, out: &mut Out) -> Result<(), Ending> {
     match command {
@@ -87,103 +83,46 @@ fn sandbox(args: &MetaArgs) -> Result<SlurmSandbox, Failure> {
     })
 }
 
-fn error_value(error: &polder_core::Error) -> Value {
-    Value::map([
-        ("file", Value::from(error.file())),
-        ("at", Value::from(error.at())),
-        ("found", Value::from(error.found())),
-        ("allowed", Value::from(error.allowed())),
-        ("message", Value::from(error.message())),
-    ])
-}
-
-/// Every part of what one site makes of a meta file.
-struct Findings {
-    error: Option<polder_core::Error>,
-    parts: Vec<(&'static str, Result<Value, polder_core::Error>)>,
-    launchers: Vec<(Mode, Result<Value, polder_core::Error>)>,
-    slurm: Result<Value, polder_core::Error>,
-}
-
-fn find(file: &str, document: &Value, site: &str, sandbox: SlurmSandbox) -> Findings {
-    let nothing = Value::from(Data::Null);
-    let part = |key| document.get(key).unwrap_or(&nothing);
-    let view = View { file, resource_spec: part("resource_spec"), launcher_spec: part("launcher_spec") };
-    let map = |map: Map| Value::from(map);
-    Findings {
-        error: JobMeta::read(&At::root(file, document), Need::Parts).err(),
-        parts: vec![
-            ("resolved", view.resolved(site).map(map)),
-            ("admission", view.admission(site).map(map)),
-            ("portable", view.portable(site).map(|portable| map(portable.to_map()))),
-        ],
-        launchers: Mode::ALL.iter().map(|mode| (*mode, view.launcher(site, *mode).map(map))).collect(),
-        slurm: slurm_resources(&view, site, sandbox, PENDING_TIMEOUT).map(|slurm| slurm.to_value()),
+/// What people see of an accepted job.
+fn to_text(check: &CheckMeta, file: &str, site: &str) -> String {
+    let shown = |name: &str, part: &Part| match (part, check.refusals.get(name)) {
+        (Part::Ok(value), _) => to_json(value),
+        (Part::Refused, Some(error)) => format!("refused: {error}"),
+        (Part::Refused, None) => "refused".to_owned(),
+    };
+    let mut table = Table::facts();
+    for (name, part) in
+        [("resolved", &check.resolved), ("admission", &check.admission), ("portable", &check.portable)]
+    {
+        table.row([name.to_owned(), shown(name, part)]);
     }
-}
-
-fn judged(part: &Result<Value, polder_core::Error>) -> Value {
-    match part {
-        Ok(value) => Value::map([("ok", value.clone())]),
-        Err(_) => Value::map([("refused", Value::from(true))]),
+    let launcher = &check.launcher;
+    for (mode, name, part) in [
+        ("process", "launcher.process", &launcher.process),
+        ("docker", "launcher.docker", &launcher.docker),
+        ("k8s", "launcher.k8s", &launcher.k8s),
+        ("slurm", "launcher.slurm", &launcher.slurm),
+    ] {
+        table.row([format!("options for {mode}"), shown(name, part)]);
     }
-}
-
-impl Findings {
-    /// The contract's document.
-    fn to_value(&self) -> Value {
-        let error = self.error.as_ref().map_or_else(|| Value::from(Data::Null), error_value);
-        let mut pairs = vec![("accepted", Value::from(self.error.is_none())), ("error", error)];
-        pairs.extend(self.parts.iter().map(|(name, part)| (*name, judged(part))));
-        let launchers = self.launchers.iter().map(|(mode, part)| (mode.as_str(), judged(part)));
-        pairs.push(("launcher", Value::map(launchers)));
-        pairs.push(("slurm_resources", judged(&self.slurm)));
-        Value::map(pairs)
-    }
-
-    fn to_text(&self, file: &str, site: &str) -> String {
-        let shown = |part: &Result<Value, polder_core::Error>| match part {
-            Ok(value) => to_json(value),
-            Err(error) => format!("refused: {error}"),
-        };
-        let mut table = Table::facts();
-        for (name, part) in &self.parts {
-            table.row([(*name).to_owned(), shown(part)]);
-        }
-        for (mode, part) in &self.launchers {
-            table.row([format!("options for {mode}"), shown(part)]);
-        }
-        table.row(["asks of Slurm".to_owned(), shown(&self.slurm)]);
-        format!("{file}: good; for site {site}:\n\n{}", table.print())
-    }
+    table.row(["asks of Slurm".to_owned(), shown("slurm_resources", &check.slurm_resources)]);
+    format!("{file}: good; for site {site}:\n\n{}", table.print())
 }
 
 fn meta(args: &MetaArgs, out: &mut Out) -> Result<(), Ending> {
     let sandbox = sandbox(args)?;
     let file = args.file.display().to_string();
     let bytes = read_file(&args.file)?;
-    let document = from_bytes(&file, &bytes);
-    let findings = match &document {
-        Ok(document) => find(&file, document, args.site.as_str(), sandbox),
-        Err(error) => {
-            let all = || Err(error.clone());
-            Findings {
-                error: Some(error.clone()),
-                parts: ["resolved", "admission", "portable"].map(|name| (name, all())).into(),
-                launchers: Mode::ALL.iter().map(|mode| (*mode, all())).collect(),
-                slurm: all(),
-            }
-        }
-    };
+    let check = check_meta(&bytes, &file, args.site.as_str(), sandbox);
     if out.is_json() {
-        out.text(&to_json(&findings.to_value()))?;
-        return if findings.error.is_none() { Ok(()) } else { Err(Ending::Said(1)) };
+        out.text(&check.to_json())?;
+        return if check.accepted { Ok(()) } else { Err(Ending::Said(1)) };
     }
-    if let Some(error) = &findings.error {
+    if let Some(error) = &check.error {
         return Err(refused(error).into());
     }
-    out.text(&findings.to_text(&file, args.site.as_str()))?;
-    if document.is_ok_and(|document| document.get("deploy_map").is_none()) {
+    out.text(&to_text(&check, &file, args.site.as_str()))?;
+    if from_bytes(&file, &bytes).is_ok_and(|document| document.get("deploy_map").is_none()) {
         out.note("deploy_map is missing: a submission needs it");
     }
     Ok(())
@@ -233,8 +172,7 @@ mod tests {
     use serde_json::json;
 
     fn document(meta: &serde_json::Value) -> String {
-        let value = from_bytes("meta.json", meta.to_string().as_bytes()).expect("JSON");
-        to_json(&find("meta.json", &value, "site-1", SlurmSandbox::None).to_value())
+        check_meta(meta.to_string().as_bytes(), "meta.json", "site-1", SlurmSandbox::None).to_json()
     }
 
     #[test]

@@ -74,10 +74,10 @@ pub struct CheckMeta {
 }
 
 impl CheckMeta {
-    /// As JSON text; integers of any size print as they are.
+    /// As one line of JSON; integers of any size print as they are.
     #[must_use]
     pub fn to_json(&self) -> String {
-        serde_json::to_string_pretty(self).expect("only text keys")
+        serde_json::to_string(self).expect("only text keys")
     }
 }
 
