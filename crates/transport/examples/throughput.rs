@@ -1,6 +1,6 @@
 //! How fast a file goes over loopback TLS, into a file and back, and how long a small request takes.
 //!
-//! `cargo run --release -p polder-transport --example throughput [MiB]`
+//! `cargo run --release -p polder-transport --example throughput [MiB [rounds]]`
 #![allow(clippy::unwrap_used, clippy::cast_precision_loss)]
 
 use jiff::Timestamp;
@@ -21,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 struct App {
     dir: PathBuf,
     uploads: Uploads,
+    tree: Tree,
 }
 
 impl App {
@@ -45,8 +46,8 @@ async fn put(app: Arc<App>, mut call: Call) -> Result<Response, Problem> {
     Ok(json(&app.uploads.put(&mut call, &dest.with_extension("part"), &dest, blob, false).await?))
 }
 
-async fn get_tree(app: Arc<App>, call: Call) -> Result<Response, Problem> {
-    Ok(serve_tree(&hash_file(&app.path(&call.param("root")?)).unwrap()))
+async fn get_tree(app: Arc<App>, _: Call) -> Result<Response, Problem> {
+    Ok(serve_tree(&app.tree))
 }
 
 async fn get(app: Arc<App>, call: Call) -> Result<Response, Problem> {
@@ -64,11 +65,28 @@ fn cpu() -> Duration {
     Duration::from_millis(ticks * 10)
 }
 
-fn measured<T>(what: &str, size: u64, began: (Instant, Duration), value: T) -> T {
-    let (wall, cpu) = (began.0.elapsed().as_secs_f64(), (cpu() - began.1).as_secs_f64());
-    let gib = size as f64 / f64::from(1 << 30);
-    println!("{what:32} {:6.2} GB/s   {:.2} CPU-s/GiB", size as f64 / 1e9 / wall, cpu / gib);
-    value
+/// The best of all rounds: what else runs on the machine only ever makes it worse.
+#[derive(Default)]
+struct Best(Vec<(&'static str, f64, f64)>);
+
+impl Best {
+    fn take(&mut self, what: &'static str, size: u64, began: (Instant, Duration)) {
+        let rate = size as f64 / 1e9 / began.0.elapsed().as_secs_f64();
+        let cost = (cpu() - began.1).as_secs_f64() / (size as f64 / f64::from(1 << 30));
+        match self.0.iter_mut().find(|(name, ..)| *name == what) {
+            Some((_, best_rate, best_cost)) => {
+                *best_rate = best_rate.max(rate);
+                *best_cost = best_cost.min(cost);
+            }
+            None => self.0.push((what, rate, cost)),
+        }
+    }
+
+    fn print(&self) {
+        for (what, rate, cost) in &self.0 {
+            println!("{what:32} {rate:6.2} GB/s   {cost:.2} CPU-s/GiB");
+        }
+    }
 }
 
 fn kits(dir: &Path) -> (Kit, Kit) {
@@ -98,6 +116,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn main() {
     let mib: u64 = std::env::args().nth(1).map_or(1024, |text| text.parse().unwrap());
+    let rounds: u32 = std::env::args().nth(2).map_or(2, |text| text.parse().unwrap());
     let size = mib << 20;
     let dir = tempfile::tempdir().unwrap();
     let (server, site) = kits(dir.path());
@@ -117,9 +136,11 @@ fn main() {
     drop(file);
 
     let began = (Instant::now(), cpu());
-    let tree: Tree = measured("hash a file", size, began, hash_file(&source).unwrap());
+    let tree: Tree = hash_file(&source).unwrap();
+    let mut best = Best::default();
+    best.take("hash a file", size, began);
 
-    let app = App { dir: store.clone(), uploads: Uploads::new() };
+    let app = App { dir: store.clone(), uploads: Uploads::new(), tree: tree.clone() };
     let router = Router::new(Arc::new(app))
         .get("/ping", |_, _| async { Ok(json(&"pong")) })
         .get("/zero/{n}", |_, call: Call| async move {
@@ -160,32 +181,25 @@ fn main() {
             began.0.elapsed().as_micros() as f64 / f64::from(count),
             (cpu() - began.1).as_micros() as f64 / f64::from(count)
         );
-        for round in 1..=2 {
+        for round in 1..=rounds {
             let began = (Instant::now(), cpu());
             let mut body = client.get(&format!("/zero/{size}")).bulk().send().await.unwrap().into_body();
-            let mut pieces = 0;
-            let mut bytes = 0;
             while let Some(piece) = body.piece(Duration::from_secs(10)).await.unwrap() {
-                pieces += 1;
-                bytes += piece.len() as u64;
+                std::hint::black_box(piece);
             }
-            measured("memory to memory", size, began, ());
-            println!(
-                "{:32} {:6.0} KiB",
-                "  bytes handed out at a time",
-                bytes as f64 / 1024.0 / f64::from(pieces)
-            );
+            best.take("memory to memory", size, began);
             let began = (Instant::now(), cpu());
             upload(&client, "/blobs", &source, &tree, &how).await.unwrap();
-            measured("upload, file to file", size, began, ());
+            best.take("upload, file to file", size, began);
             let began = (Instant::now(), cpu());
             let dest = dir.path().join(format!("back-{round}"));
             download(&client, "/blobs", tree.blob(), &dest, &how).await.unwrap();
-            measured("download, file to file", size, began, ());
+            best.take("download, file to file", size, began);
             std::fs::remove_file(dest).unwrap();
             std::fs::remove_file(store.join(tree.blob().root.to_string())).unwrap();
         }
     });
+    best.print();
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     println!("{}", status.lines().find(|line| line.starts_with("VmHWM")).unwrap());
     stop.cancel();

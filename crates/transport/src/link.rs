@@ -1,7 +1,10 @@
 //! The byte streams beneath HTTP: a socket (TCP or Unix), TLS on it, and what both need beyond that.
 
+use rustix::net::RecvFlags;
 use std::io;
 use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -13,6 +16,38 @@ use tokio::time::{Instant, Sleep};
 pub(crate) enum Socket {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Socket {
+    /// Whether there is nothing to read and no end, asked of the kernel: what tokio knows of a socket that
+    /// nobody waits for may be old.
+    fn is_silent(&self) -> bool {
+        let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+        let mut byte = [0_u8];
+        let seen = match self {
+            Self::Tcp(socket) => rustix::net::recv(socket, &mut byte, flags),
+            Self::Unix(socket) => rustix::net::recv(socket, &mut byte, flags),
+        };
+        matches!(seen, Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR))
+    }
+}
+
+/// Whether a kept connection is still whole: asked just before it is used again.
+pub(crate) trait Silent {
+    /// Nothing came while it was idle: no byte, no end, no reset.
+    fn is_silent(&self) -> bool;
+}
+
+impl Silent for tokio_rustls::client::TlsStream<Socket> {
+    fn is_silent(&self) -> bool {
+        self.get_ref().0.is_silent()
+    }
+}
+
+impl Silent for tokio_rustls::server::TlsStream<Socket> {
+    fn is_silent(&self) -> bool {
+        self.get_ref().0.is_silent()
+    }
 }
 
 macro_rules! on_socket {
@@ -61,11 +96,18 @@ pub(crate) struct Link<S> {
     /// How long a write may make no progress.
     patience: Duration,
     stalled: Option<Pin<Box<Sleep>>>,
+    /// Set while somebody asks whether this idle connection can be used.
+    probe: Arc<AtomicBool>,
 }
 
 impl<S> Link<S> {
     pub(crate) fn new(stream: S, patience: Duration) -> Self {
-        Self { stream, late: None, patience, stalled: None }
+        Self { stream, late: None, patience, stalled: None, probe: Arc::default() }
+    }
+
+    /// The switch of the probe.
+    pub(crate) fn probe(&self) -> Arc<AtomicBool> {
+        self.probe.clone()
     }
 
     /// Called with every outcome of a write: starts the clock when it must wait, stops it when it need not.
@@ -85,7 +127,7 @@ impl<S> Link<S> {
     }
 }
 
-impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
+impl<S: AsyncRead + Silent + Unpin> AsyncRead for Link<S> {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Some(error) = this.late.take() {
@@ -97,7 +139,13 @@ impl<S: AsyncRead + Unpin> AsyncRead for Link<S> {
         loop {
             let before = buf.filled().len();
             match Pin::new(&mut this.stream).poll_read(cx, buf) {
-                Poll::Pending if before == start => return Poll::Pending,
+                Poll::Pending if before == start => {
+                    if this.probe.load(Ordering::Relaxed) && !this.stream.is_silent() {
+                        let why = "the other side ended it while it was idle";
+                        return Poll::Ready(Err(io::Error::new(io::ErrorKind::ConnectionReset, why)));
+                    }
+                    return Poll::Pending;
+                }
                 Poll::Pending => return Poll::Ready(Ok(())),
                 Poll::Ready(Err(error)) if before == start => return Poll::Ready(Err(error)),
                 Poll::Ready(Err(error)) => {

@@ -268,18 +268,6 @@ async fn one_connection_serves_many_requests() {
 }
 
 #[tokio::test]
-async fn a_kept_connection_that_was_closed_meanwhile_is_replaced() {
-    let federation = Federation::new();
-    let short = Limits { head: Duration::from_millis(50), ..limits() };
-    let server = Server::tcp(federation.acceptor(), router(), short).await;
-    let client = federation.client("hospital-a", &server);
-    client.get("/v1/whoami").done().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(200)).await;
-    // Also one that must not be sent twice.
-    client.post("/v1/echo/x").json(&1).done().await.unwrap();
-}
-
-#[tokio::test]
 async fn a_stop_lets_requests_finish_and_ends_long_polls() {
     let federation = Federation::new();
     let started = Arc::new(tokio::sync::Notify::new());

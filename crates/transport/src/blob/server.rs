@@ -171,8 +171,13 @@ impl Uploads {
             let tree = match Tree::of_one_piece(blob) {
                 Some(tree) => tree,
                 None => {
-                    let list =
-                        fs::read(tree_path(&owned)).map_err(failed(&owned, "read the piece list of"))?;
+                    let list = match fs::read(tree_path(&owned)) {
+                        Ok(list) => list,
+                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                            return Err(BlobError::NoList(blob.root));
+                        }
+                        Err(error) => return Err(failed(&owned, "read the piece list of")(error)),
+                    };
                     Tree::from_list(blob, &list)?
                 }
             };

@@ -26,8 +26,7 @@ use zeroize::Zeroizing;
 /// An HTTP proxy that connects through (`CONNECT`).
 #[derive(Clone)]
 pub struct Proxy {
-    host: String,
-    port: u16,
+    address: Endpoint,
     credentials: Option<(String, Zeroizing<String>)>,
 }
 
@@ -63,18 +62,18 @@ impl Proxy {
             }
         };
         // The same grammar as a server's address; without a port a proxy is on 3128 by custom.
-        let with_port = address.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+        let with_port = address.rsplit(']').next().is_some_and(|rest| rest.contains(':'));
         let endpoint: Endpoint = format!("https://{address}")
             .parse()
             .map_err(|error: crate::endpoint::EndpointError| wrong(error.why))?;
         let port = if with_port { endpoint.port } else { 3128 };
-        Ok(Self { host: endpoint.host, port, credentials })
+        Ok(Self { address: Endpoint { port, ..endpoint }, credentials })
     }
 }
 
 impl fmt::Display for Proxy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.host, self.port)
+        f.write_str(&self.address.authority())
     }
 }
 
@@ -239,7 +238,7 @@ impl Dialer {
     async fn through(&self, proxy: &Proxy, to: &str) -> Result<Socket, ClientError> {
         let failed = |why| ClientError::Proxy { proxy: proxy.to_string(), why };
         let mut socket = self
-            .by_name(&proxy.host, proxy.port)
+            .by_name(&proxy.address.host, proxy.address.port)
             .await
             .map_err(|error| failed(ProxyProblem::Unreachable(error)))?;
         match tokio::time::timeout(self.timeout, connect(&mut socket, proxy, to)).await {

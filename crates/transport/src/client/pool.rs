@@ -18,6 +18,7 @@ use hyper::client::conn::http1::{Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -36,6 +37,7 @@ type Driver = Connection<TokioIo<Link<TlsStream<Socket>>>, Body>;
 struct Conn {
     sender: SendRequest<Body>,
     driver: Pin<Box<Driver>>,
+    probe: Arc<AtomicBool>,
 }
 
 struct Idle {
@@ -103,13 +105,14 @@ impl HttpCarrier {
             }
         }
         let stream = self.dialer.dial().await?;
-        let io = TokioIo::new(Link::new(stream, WRITE_STALL));
+        let link = Link::new(stream, WRITE_STALL);
+        let probe = link.probe();
         let (sender, driver) = hyper::client::conn::http1::Builder::new()
             .max_buf_size(MAX_BUFFER)
-            .handshake(io)
+            .handshake(TokioIo::new(link))
             .await
             .map_err(|error| self.broken(&error))?;
-        Ok((Conn { sender, driver: Box::pin(driver) }, false))
+        Ok((Conn { sender, driver: Box::pin(driver), probe }, false))
     }
 
     fn broken(&self, error: &hyper::Error) -> ClientError {
@@ -189,7 +192,10 @@ impl Conn {
     /// Lets the connection see what happened while it was idle.
     async fn ready(&mut self) -> bool {
         poll_fn(|cx| {
-            if self.driver.as_mut().poll(cx).is_ready() {
+            self.probe.store(true, Ordering::Relaxed);
+            let ended = self.driver.as_mut().poll(cx).is_ready();
+            self.probe.store(false, Ordering::Relaxed);
+            if ended {
                 return Poll::Ready(false);
             }
             Poll::Ready(self.sender.poll_ready(cx).is_ready() && !self.sender.is_closed())
@@ -228,7 +234,9 @@ impl Answer {
     fn give_back(&mut self, cx: &mut Context<'_>) {
         let Some(mut conn) = self.conn.take() else { return };
         // One more step, in which the connection notices that the response is over.
+        // Not ready means that the request is still being sent: the server answered before its end.
         if conn.driver.as_mut().poll(cx).is_pending()
+            && conn.sender.is_ready()
             && let Some(pool) = self.pool.upgrade()
         {
             pool.put(self.class, conn);

@@ -6,10 +6,12 @@
 //! key.pem   its key, 0600; absent until it is put there when it was made at the site
 //! kit.json  federation, name, kind, organisation, role, server
 //! kit.sig   the project CA's signature of kit.json, base64
+//! revoked.json  the server's alone: the revocation list in force, replaced by newer ones
 //! ```
 
 use super::files::{self, FileError};
 use super::key::{DOMAIN_KIT, KeyError, PrivateKey, Signature};
+use super::revocation::{RevocationError, RevocationList};
 use super::trust::{IdentityError, Trust, holder_key};
 use super::{Identity, Kind, Principal};
 use crate::endpoint::Endpoint;
@@ -199,6 +201,15 @@ impl Kit {
         } else {
             Err(KitError::Kind { path: dir.to_owned(), found: kit.identity.principal, wanted })
         }
+    }
+
+    /// The revocations in `revoked.json` (in the server's kit); none when there is no such file.
+    ///
+    /// # Errors
+    /// When the list is damaged or another CA signed it.
+    pub fn revocations(&self) -> Result<RevocationList, RevocationError> {
+        let path = self.dir.join("revoked.json");
+        if path.exists() { RevocationList::read(&path, &self.trust) } else { Ok(RevocationList::empty()) }
     }
 
     /// Where it lies.

@@ -28,7 +28,7 @@ pub use key::{KeyError, PrivateKey, PublicKey, Signature};
 pub use kit::{Kit, KitError, KitInfo};
 pub use provision::{Participant, ProjectPlan, ProvisionError, Provisioned, provision};
 pub use request::{CertificateRequest, RequestError};
-pub use revocation::{RevocationList, Revocations, Revoked};
+pub use revocation::{RevocationError, RevocationList, Revocations, Revoked};
 pub use trust::{IdentityError, Trust};
 pub use worker::{WorkerAuthority, WorkerAuthorityError, WorkerCertificate, WorkerKey};
 

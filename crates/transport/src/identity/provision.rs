@@ -7,15 +7,17 @@
 //! Incremental: a participant that has a kit keeps it byte for byte; only new ones are added. Each kit
 //! is made under a temporary name and renamed, so that one that is there is whole.
 
-use super::authority::{Authority, AuthorityError};
+use super::authority::{Authority, AuthorityError, days_after};
 use super::files::{self, FileError};
 use super::key::{DOMAIN_KIT, KeyError, PrivateKey};
 use super::kit::{KitError, KitInfo};
 use super::request::{CertificateRequest, RequestError};
-use super::{Kind, Principal};
+use super::{Identity, IdentityError, Kind, Principal};
 use crate::endpoint::Endpoint;
 use jiff::Timestamp;
 use polder_words::OrgName;
+use rustls_pki_types::CertificateDer;
+use rustls_pki_types::pem::PemObject as _;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -55,7 +57,7 @@ pub struct Provisioned {
     pub added: Vec<Principal>,
     /// Kits that were there and stay as they are.
     pub kept: Vec<Principal>,
-    /// What the plan says now and a kept kit says otherwise, in words.
+    /// What the plan says now and a kept kit says otherwise, and what soon expires, in words.
     pub differing: Vec<String>,
 }
 
@@ -121,6 +123,7 @@ pub fn provision(project: &ProjectPlan, out: &Path, now: Timestamp) -> Result<Pr
         if dir.exists() {
             let (found, _) = KitInfo::read(&dir.join("kit.json"))?;
             done.differing.extend(differences(&found, &wanted, &dir));
+            done.differing.extend(expiring(&dir, now)?);
             done.kept.push(participant.principal.clone());
         } else {
             make_kit(&authority, project, participant, &wanted, &dir, now)?;
@@ -149,6 +152,25 @@ fn differences(found: &KitInfo, wanted: &KitInfo, dir: &Path) -> Vec<String> {
         )
     })
     .collect()
+}
+
+/// Days before its end in which a certificate is spoken of.
+const WARN_DAYS: u32 = 30;
+
+fn expiring(dir: &Path, now: Timestamp) -> Result<Option<String>, ProvisionError> {
+    let path = dir.join("cert.pem");
+    let not_after = CertificateDer::from_pem_slice(files::read(&path)?.as_bytes())
+        .map_err(|error| IdentityError::Malformed(format!("{error:?}")))
+        .and_then(|der| Identity::from_der(&der))
+        .map_err(|source| KitError::Certificate { path, source })?
+        .not_after;
+    let name = wanted_name(dir);
+    Ok((not_after < days_after(now, WARN_DAYS)).then(|| {
+        format!(
+            "{name}: its certificate is valid until {not_after}; remove {} to issue it anew",
+            dir.display()
+        )
+    }))
 }
 
 fn wanted_name(dir: &Path) -> String {

@@ -1,6 +1,8 @@
 //! A federation in a temporary directory, and servers on loopback.
 #![allow(dead_code, clippy::unwrap_used, unreachable_pub)]
 
+pub mod proxy;
+
 use jiff::Timestamp;
 use polder_transport::Endpoint;
 use polder_transport::client::{Client, Dialer};
