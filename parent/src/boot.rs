@@ -2,6 +2,7 @@
 
 use anyhow::Context as _;
 use jiff::Timestamp;
+use polder_adapters::Places;
 use polder_core::parent::ParentConfig;
 use polder_launch::Launcher;
 use polder_store::{Audit, Sqlite, StateDir};
@@ -60,8 +61,8 @@ impl Ground {
         let state = StateDir::open(&folder.join(&config.state))?;
         let store = Arc::new(Sqlite::open(state.path())?);
         let audit = Arc::new(Audit::open(&state.path().join("audit.jsonl"))?);
-        let worker = worker_binary()?;
-        let launcher = launcher(&config, &folder)?;
+        let worker = worker_program(&config, &folder)?;
+        let launcher = launcher(&config, &folder, state.path())?;
         Ok(Self {
             config,
             folder,
@@ -76,15 +77,19 @@ impl Ground {
     }
 }
 
-fn launcher(_config: &ParentConfig, _folder: &Path) -> anyhow::Result<Arc<dyn Launcher>> {
-    anyhow::bail!("no launcher is built in yet")
+/// What workers are launched with, where they run and dial.
+fn launcher(config: &ParentConfig, folder: &Path, state: &Path) -> anyhow::Result<Arc<dyn Launcher>> {
+    let places = Places {
+        state: state.to_owned(),
+        kit: folder.join(&config.kit),
+        sockets: vec![crate::workers::socket_path(state)?],
+    };
+    Ok(polder_adapters::from_config(&config.launcher, &places)?)
 }
 
-/// `polder-worker` beside this program.
-fn worker_binary() -> anyhow::Result<PathBuf> {
-    let this = std::env::current_exe().context("cannot tell where this program lies")?;
-    let path = this.with_file_name("polder-worker");
-    anyhow::ensure!(path.is_file(), "{}: the worker binary is not there", path.display());
+fn worker_program(config: &ParentConfig, folder: &Path) -> anyhow::Result<PathBuf> {
+    let path = folder.join(polder_adapters::worker_program(&config.launcher));
+    anyhow::ensure!(path.is_file(), "{}: the worker program is not there", path.display());
     Ok(path)
 }
 
@@ -101,7 +106,7 @@ pub(crate) async fn check(config: &ParentConfig, folder: &Path) -> anyhow::Resul
     let kit = Kit::open(&folder.join(&config.kit), Timestamp::now())?;
     println!("kit: {} of {}", kit.identity().principal, kit.info().federation);
     let mut good = true;
-    for check in launcher(config, folder)?.preflight().await {
+    for check in launcher(config, folder, &folder.join(&config.state))?.preflight().await {
         println!("{}: {}: {}", if check.ok { "ok" } else { "NOT OK" }, check.what, check.text);
         good &= check.ok;
     }
