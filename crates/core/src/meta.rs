@@ -399,7 +399,67 @@ mod tests {
         }
     }
 
+    /// A job with good and bad values mixed.
+    fn any_meta() -> impl Strategy<Value = Value> {
+        let sites = ["server", "a", "b-1", "c.d"];
+        let list = prop::sample::subsequence(sites.to_vec(), 0..=4)
+            .prop_map(|sites| Value::seq(sites.into_iter().map(Value::from)));
+        let deploy = prop_oneof![
+            3 => list.clone().prop_map(|sites| Value::map([("app", sites)])),
+            1 => Just(Value::map([("app", Value::seq([Value::from("@ALL")]))])),
+            1 => Just(Value::map([
+                ("one", Value::seq([Value::from("server")])),
+                ("two", Value::map([("sites", Value::seq([Value::from("a")]))])),
+            ])),
+        ];
+        let amounts = (0i64..9, 1i64..9, "[1-9][0-9]{0,3}(Mi|Gi|Ti)").prop_map(|(gpus, cpus, memory)| {
+            Value::map([
+                ("num_of_gpus", Value::from(gpus)),
+                ("num_of_cpus", Value::from(cpus)),
+                ("memory", Value::from(memory)),
+            ])
+        });
+        let resources = (amounts.clone(), amounts)
+            .prop_map(|(default, site)| Value::map([("@default", default), ("a", site)]));
+        let docker = (".{1,6}", 0u64..1 << 40).prop_map(|(image, shm)| {
+            Value::map([("image", Value::from(image)), ("shm_size", Value::from(shm))])
+        });
+        let launchers = docker.prop_map(|docker| Value::map([("default", Value::map([("docker", docker)]))]));
+        let some = |value: BoxedStrategy<Value>| prop::option::of(value);
+        (
+            deploy,
+            some(".{0,8}".prop_map(Value::from).boxed()),
+            some((0i64..4).prop_map(Value::from).boxed()),
+            some(list.boxed()),
+            some(resources.boxed()),
+            some(launchers.boxed()),
+            some(prop::sample::select(vec!["low", "high", "now"]).prop_map(Value::from).boxed()),
+        )
+            .prop_map(|(deploy, name, min, mandatory, resources, launchers, priority)| {
+                let mut out = vec![("deploy_map", deploy)];
+                for (key, value) in [
+                    ("name", name),
+                    ("min_clients", min),
+                    ("mandatory_clients", mandatory),
+                    ("resource_spec", resources),
+                    ("launcher_spec", launchers),
+                    ("priority", priority),
+                ] {
+                    out.extend(value.map(|value| (key, value)));
+                }
+                Value::map(out)
+            })
+    }
+
     proptest! {
+        #[test]
+        fn what_is_accepted_prints_back(value in any_meta()) {
+            let text = crate::value::to_json(&value);
+            if let Ok(meta) = JobMeta::parse("meta.json", text.as_bytes()) {
+                prop_assert_eq!(JobMeta::parse("meta.yml", meta.to_string().as_bytes()), Ok(meta));
+            }
+        }
+
         #[test]
         fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..64), text in "(?s).{0,64}") {
             let _ = JobMeta::parse("meta.json", &bytes);

@@ -330,3 +330,6 @@ pub(crate) fn env_text(at: &At<'_>) -> Result<String> {
     }
     Ok(text)
 }
+
+#[cfg(test)]
+mod tests;
