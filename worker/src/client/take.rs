@@ -85,7 +85,9 @@ fn below_out(run_dir: &Path, path: &str) -> Option<String> {
 }
 
 fn open_below(run_dir: &Path, relative: &str) -> std::io::Result<File> {
-    let folder = File::open(run_dir)?;
+    // Only to walk on from: inside a Landlock fence the run directory itself may not be read.
+    let walk = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let folder = rustix::fs::open(run_dir, walk, Mode::empty())?;
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
     match rustix::fs::openat2(&folder, relative, flags, Mode::empty(), resolve) {
