@@ -74,7 +74,8 @@ fn sites(folder: &JobFolder, args: &SimulateArgs) -> Result<Vec<SiteSpec>, Failu
         let fill =
             |value: &String| value.replace("{site}", name.as_str()).replace("{n}", &(n + 1).to_string());
         let env = args.env.iter().map(|(key, value)| (key.clone(), fill(value))).collect();
-        SiteSpec { name, org: org.clone(), env }
+        // Whose job and data these are is whose machine this is.
+        SiteSpec { name, org: org.clone(), env, read: vec!["/".into()] }
     };
     Ok(names.into_iter().enumerate().map(site).collect())
 }

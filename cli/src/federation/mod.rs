@@ -8,10 +8,12 @@ pub(crate) mod processes;
 pub(crate) mod record;
 
 use crate::commands::provision;
+use crate::job_folder::{read_file, refused};
 use crate::output::Failure;
 use crate::server::Server;
 use crate::state::Login;
 use polder_api::ProblemCode;
+use polder_core::parent::{LauncherConfig, ParentConfig};
 use polder_words::{OrgName, SiteName, StudyName, UserName};
 use processes::{Daemon, Ident};
 use serde_json::{Map, Value, json};
@@ -38,6 +40,8 @@ pub(crate) struct SiteSpec {
     pub(crate) org: OrgName,
     /// The variables its trainers get: the study's `env` there.
     pub(crate) env: BTreeMap<String, String>,
+    /// What its trainers may read beside the system and the job.
+    pub(crate) read: Vec<PathBuf>,
 }
 
 /// A federation to start.
@@ -121,6 +125,16 @@ impl Spec {
     }
 }
 
+/// Lets a site's workers read some paths, in its `parent.yaml`.
+fn open_for(file: &Path, read: &[PathBuf]) -> Result<(), Failure> {
+    let mut config = ParentConfig::parse(&file.display().to_string(), &read_file(file)?)
+        .map_err(|error| refused(&error))?;
+    if let LauncherConfig::Process(process) = &mut config.launcher {
+        process.read = read.to_vec();
+    }
+    fs::write(file, config.to_string()).map_err(|error| Failure::io(file, "write", &error))
+}
+
 /// A port nobody listens on at this moment.
 fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((HOST, 0))?.local_addr()?.port())
@@ -139,6 +153,7 @@ impl Federation {
             let text =
                 serde_json::to_string_pretty(&spec.study_runtime(site)).expect("plain data becomes JSON");
             fs::write(local.join("study_runtime.yaml"), text).map_err(failed)?;
+            open_for(&kit(&spec.dir, site.name.as_str()).join("parent.yaml"), &site.read)?;
         }
         let login = Login { kit: kit(&spec.dir, spec.lead.0.as_str()), study: spec.study.clone() };
         let mut this = Self { dir: spec.dir.clone(), daemons: Vec::new(), login, kept: false };

@@ -151,6 +151,8 @@ fn spec(dir: &Path, divided: &split::Split) -> Result<Spec, Failure> {
             name: SiteName::new(name).expect("a good name"),
             org: OrgName::new(org).expect("a good name"),
             env: [("DATA".to_owned(), file.display().to_string())].into(),
+            // Its own patients, and nobody else's.
+            read: vec![file],
         });
     }
     Ok(Spec {
