@@ -318,9 +318,10 @@ impl Site {
             Some(Payload::Inline { data }) => {
                 let bytes =
                     BASE64.decode(data).map_err(|error| format!("the model is not base64: {error}"))?;
-                // Two names in turn: the trainer may still map the last one.
-                let path = self.state(&format!("model-{}.safetensors", task.id.round % 2));
-                std::fs::write(&path, &bytes)
+                // A new file each time: a trainer may keep the last one mapped for as long as it likes.
+                let (path, new) = (self.state("model.safetensors"), self.state("model.safetensors.part"));
+                std::fs::write(&new, &bytes)
+                    .and_then(|()| std::fs::rename(&new, &path))
                     .map_err(|error| format!("cannot write {}: {error}", path.display()))?;
                 (Some(path), Some(Model::from_bytes(bytes)))
             }

@@ -3,13 +3,27 @@
 use crate::args::{DemoArgs, TrainerKind};
 use crate::federation::program;
 use crate::output::Failure;
-use polder_api::ProblemCode;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The Rust trainer's program.
 const TRAINER: &str = "polder-demo-trainer";
+
+macro_rules! file {
+    ($name:literal, $path:literal) => {
+        ($name, include_str!(concat!("../../../../", $path)))
+    };
+}
+
+/// The numpy trainer, and what it imports of the Python package.
+const NUMPY: [(&str, &str); 5] = [
+    file!("train.py", "examples/breast-cancer-numpy/app/train.py"),
+    file!("features.py", "examples/breast-cancer-numpy/app/features.py"),
+    file!("polder_client/__init__.py", "sdk/python/polder_client/__init__.py"),
+    file!("polder_client/trainer.py", "sdk/python/polder_client/trainer.py"),
+    file!("polder_client/_safetensors.py", "sdk/python/polder_client/_safetensors.py"),
+];
 
 /// Writes the job's folder beneath a folder.
 pub(super) fn write(dir: &Path, args: &DemoArgs) -> Result<PathBuf, Failure> {
@@ -24,7 +38,12 @@ pub(super) fn write(dir: &Path, args: &DemoArgs) -> Result<PathBuf, Failure> {
             json!([format!("./{TRAINER}"), "--seed", seed])
         }
         TrainerKind::Numpy => {
-            return Err(Failure::new(ProblemCode::Invalid, "--trainer numpy is not built yet"));
+            for (name, text) in NUMPY {
+                let path = app.join(name);
+                fs::create_dir_all(path.parent().unwrap_or(&app)).map_err(failed)?;
+                fs::write(path, text).map_err(failed)?;
+            }
+            json!(["python3", "train.py", "--seed", seed])
         }
     };
     let meta = json!({
