@@ -83,3 +83,50 @@ pub fn pending_timeout_ms(config: &LauncherConfig) -> Option<u64> {
     };
     timeout.map(polder_launch::clock::millis)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polder_core::parent::ParentConfig;
+
+    fn config(launcher: &str) -> LauncherConfig {
+        let text = format!("name: a\nserver: https://fl.example.org\nlauncher: {launcher}\n");
+        ParentConfig::parse("parent.yaml", text.as_bytes()).expect("a configuration").launcher
+    }
+
+    fn places() -> Places {
+        Places { state: "/nowhere/state".into(), kit: "/nowhere/kit".into(), sockets: Vec::new() }
+    }
+
+    #[test]
+    fn process_and_nothing_else_for_now() {
+        let launcher = from_config(&config("{process: {gpus: [0, 1]}}"), &places()).expect("a launcher");
+        assert_eq!(launcher.mode(), Mode::Process);
+        for (other, name) in
+            [("{docker: {}}", "docker"), ("{kubernetes: {}}", "k8s"), ("{slurm: {sandbox: none}}", "slurm")]
+        {
+            let error = from_config(&config(other), &places()).err().expect("refused").to_string();
+            assert!(error.contains(name) && error.contains("allowed: process"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_site_says_reaches_the_launcher() {
+        let yaml = "{process: {gpus: [GPU-a], cpus: 3, memory: 2Gi, user: fl, forward_env: [OMP_NUM_THREADS], \
+                    read: [/data], cgroup: /sys/fs/cgroup/polder, worker: /opt/w, pending_timeout: 90s}}";
+        let config = config(yaml);
+        let LauncherConfig::Process(process_config) = &config else { panic!("process") };
+        let settings = process(process_config, &places());
+        assert_eq!(settings.runs, Path::new("/nowhere/state/runs"));
+        assert_eq!(settings.hide, [PathBuf::from("/nowhere/state"), PathBuf::from("/nowhere/kit")]);
+        assert_eq!((settings.gpus, settings.cpus), (Gpus::Ids(vec!["GPU-a".into()]), Some(3)));
+        assert_eq!((settings.memory, settings.user.as_deref()), (Some(2 << 30), Some("fl")));
+        assert_eq!(
+            (settings.read, settings.forward_env),
+            (vec!["/data".into()], vec!["OMP_NUM_THREADS".into()])
+        );
+        assert_eq!(settings.cgroup.as_deref(), Some(Path::new("/sys/fs/cgroup/polder")));
+        assert_eq!(worker_program(&config), Path::new("/opt/w"));
+        assert_eq!(pending_timeout_ms(&config), Some(90_000));
+    }
+}

@@ -55,7 +55,7 @@ fn chown(path: &Path, uid: Option<u32>, gid: u32) -> io::Result<()> {
     chownat(rustix::fs::CWD, path, uid, gid, nofollow).map_err(io::Error::from)
 }
 
-/// Lets an account's group read a folder and all in it; never follows a link.
+/// Lets an account read a folder and all in it, through its group where it is not open to everybody; follows no link.
 ///
 /// # Errors
 /// As the system says.
@@ -64,14 +64,15 @@ pub fn let_read(path: &Path, account: Account) -> io::Result<()> {
     if meta.is_symlink() {
         return Ok(());
     }
-    let mode = meta.mode();
-    let wanted = if meta.is_dir() { mode | 0o2050 } else { mode | 0o040 | ((mode & 0o100) >> 3) };
-    if meta.gid() != account.gid {
-        chown(path, None, account.gid)?;
-    }
-    // After the owner changed: that clears bits of the mode.
-    if wanted != mode || meta.gid() != account.gid {
-        fs::set_permissions(path, fs::Permissions::from_mode(wanted & 0o7777))?;
+    let mode = meta.mode() & 0o7777;
+    // What the owner may run, and a folder, needs the other bit, too.
+    let run = if meta.is_dir() || mode & 0o100 != 0 { 1 } else { 0 };
+    let (everybody, group) = (0o4 | run, (0o4 | run) << 3);
+    if mode & everybody != everybody {
+        if meta.gid() != account.gid {
+            chown(path, None, account.gid)?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(mode | group))?;
     }
     if meta.is_dir() {
         for entry in fs::read_dir(path)? {

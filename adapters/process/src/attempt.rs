@@ -9,7 +9,7 @@
 
 use crate::proc;
 use polder_api::rundir;
-use polder_api::shim::{self, Claim, ExitRecord, How, Running};
+use polder_api::shim::{self, Claim, ExitRecord, How, Order, Running};
 use polder_launch::{Exit, Native, NativeId, Proof, Time};
 use polder_words::{FailureClass, LaunchId, Outcome};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
@@ -49,7 +49,7 @@ pub enum Look {
     /// The worker runs.
     Running(Claim, Running),
     /// The shim is gone and did not say how the worker ended.
-    Orphaned(Claim, Option<Running>),
+    Orphaned(Claim),
     /// Over.
     Exited(Box<ExitRecord>),
 }
@@ -114,7 +114,7 @@ impl Attempt {
                 });
             }
             if last {
-                return Ok(Look::Orphaned(claim, running));
+                return Ok(Look::Orphaned(claim));
             }
         }
         unreachable!("the second look answers")
@@ -129,14 +129,23 @@ impl Attempt {
         claim_file(&self.dir, &claim)
     }
 
-    /// Kills what a dead shim left and says how much of it was there. Its groups of control first, then its session.
+    /// Control groups of its worker, those that are there.
     #[must_use]
-    pub fn kill_left(&self, claim: &Claim, running: Option<&Running>) -> usize {
+    pub fn groups(&self) -> Vec<PathBuf> {
+        let order = read::<Order>(&self.file(shim::ORDER)).ok().flatten();
+        let places = order.map(|order| order.cgroups).unwrap_or_default();
+        let folders = [places.unified, places.memory, places.cpu, places.pids].into_iter().flatten();
+        folders.map(|folder| folder.join(&places.name)).filter(|group| group.is_dir()).collect()
+    }
+
+    /// Kills what a dead shim left and says how much of it was there. Its control groups first, then its session.
+    #[must_use]
+    pub fn kill_left(&self, claim: &Claim) -> usize {
         if proc::boot_id().is_ok_and(|boot| boot != claim.boot) {
             return 0;
         }
         let mut left = BTreeSet::new();
-        for group in running.map(|running| running.cgroups.as_slice()).unwrap_or_default() {
+        for group in self.groups() {
             let _ = fs::write(group.join("cgroup.kill"), "1");
             let text = fs::read_to_string(group.join("cgroup.procs")).unwrap_or_default();
             left.extend(text.lines().filter_map(|line| line.parse::<u32>().ok()));
@@ -187,7 +196,7 @@ impl Attempt {
                 let exit = Exit { outcome: self.outcome(exit), at: Time(exit.at) };
                 Some((native, Native::Exited(exit)))
             }
-            Look::Nothing | Look::Unclaimed | Look::Fenced | Look::Orphaned(..) => None,
+            Look::Nothing | Look::Unclaimed | Look::Fenced | Look::Orphaned(_) => None,
         }
     }
 

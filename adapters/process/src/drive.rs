@@ -98,8 +98,8 @@ impl ProcessLauncher {
                     Ok(false) => {}
                     Err(error) => return Fate::Unsure(Cause(format!("{}: {error}", attempt.dir.display()))),
                 },
-                Look::Orphaned(claim, running) => {
-                    let left = attempt.kill_left(&claim, running.as_ref());
+                Look::Orphaned(claim) => {
+                    let left = attempt.kill_left(&claim);
                     if left > 0 {
                         let text =
                             format!("its shim is gone and left {left} processes, which are being ended");
@@ -288,8 +288,8 @@ impl Launcher for ProcessLauncher {
                 Ok(false) => Err(unclear("end", "a shim claims it just now")),
                 Err(error) => Err(unclear("end", error)),
             },
-            Look::Orphaned(claim, running) => {
-                let _ = attempt.kill_left(&claim, running.as_ref());
+            Look::Orphaned(claim) => {
+                let _ = attempt.kill_left(&claim);
                 Ok(())
             }
             Look::Waiting(_) | Look::Running(..) => {
@@ -312,6 +312,10 @@ impl Launcher for ProcessLauncher {
             return Ok(());
         }
         let failed = |error: io::Error| not_sent(attempt.dir.display(), error);
+        // What a shim that was killed could not remove; empty, since it has ended.
+        for group in attempt.groups() {
+            let _ = fs::remove_dir(group);
+        }
         // From here on no shim may claim it; then its secret goes, and what the shim and this side told each other.
         fs::write(attempt.file(shim::REMOVED), "").map_err(failed)?;
         let names =

@@ -11,6 +11,8 @@ use std::path::{Path, PathBuf};
 /// Found facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Facts {
+    /// Whether the parent is root: then its workers could read what of the system is root's alone.
+    pub root: bool,
     /// What keeps a worker from the parent's files.
     pub isolation: Isolation,
     /// The workers' account.
@@ -81,6 +83,7 @@ impl Facts {
         let forward =
             FORWARDED.iter().map(|name| (*name).to_owned()).chain(settings.forward_env.iter().cloned());
         Self {
+            root,
             isolation,
             account,
             cgroups,
@@ -151,6 +154,10 @@ fn find_cgroups(delegated: Option<&Path>) -> Cgroups {
         }
     }
     if let Some(delegated) = delegated.filter(|folder| may_make(folder)) {
+        for controller in ["+memory", "+cpu", "+pids"] {
+            // What is not delegated is found missing afterwards, and said.
+            let _ = fs::write(delegated.join("cgroup.subtree_control"), controller);
+        }
         found.unified = Some(delegated.to_owned());
     }
     found

@@ -138,7 +138,10 @@ fn fence(settings: &Settings, facts: &Facts, want: &Resolved, with: &Allotted, h
         return fence;
     }
     fence.hide.clone_from(&settings.hide);
-    fence.hide.extend(PRIVATE.iter().map(PathBuf::from));
+    // Only then, since it has a price: a folder opened around something is open for what was there at the start.
+    if facts.root {
+        fence.hide.extend(PRIVATE.iter().map(PathBuf::from));
+    }
     let in_run_dir = |name: &&str| want.run_dir.join(name);
     fence.read.extend(SYSTEM.iter().map(PathBuf::from));
     fence.read.extend(facts.programs.iter().cloned());

@@ -61,6 +61,8 @@ struct Entry {
     dirty: bool,
     /// A request is on its way.
     busy: bool,
+    /// Never on disk.
+    new: bool,
 }
 
 /// All rows.
@@ -80,7 +82,8 @@ impl Book {
             if row.ended().is_none() {
                 book.inventory.restore(key, Ask::from(&row.want), row.lease.clone());
             }
-            book.entries.insert(key, Entry { row, mind: Mind::reborn(), dirty: false, busy: false });
+            book.entries
+                .insert(key, Entry { row, mind: Mind::reborn(), dirty: false, busy: false, new: false });
         }
         book
     }
@@ -133,7 +136,7 @@ impl Book {
             Denied::Refused(refusal)
         })?;
         let row = Row::new(want, lease, planned, now);
-        self.entries.insert(key, Entry { row, mind: Mind::fresh(), dirty: true, busy: false });
+        self.entries.insert(key, Entry { row, mind: Mind::fresh(), dirty: true, busy: false, new: true });
         Ok(())
     }
 
@@ -256,8 +259,18 @@ impl Book {
     /// The row is on disk as it is now.
     pub fn written(&mut self, key: Key) {
         if let Some(entry) = self.entries.get_mut(&key) {
-            entry.dirty = false;
+            (entry.dirty, entry.new) = (false, false);
         }
+    }
+
+    /// Drops a row that never was on disk, and answers whether it was one.
+    pub fn drop_new(&mut self, key: Key) -> bool {
+        let new = self.entries.get(&key).is_some_and(|entry| entry.new);
+        if new {
+            self.entries.remove(&key);
+            self.inventory.free(key);
+        }
+        new
     }
 
     /// Forgets a row that has ended, and answers whether it could.

@@ -154,11 +154,14 @@ impl Ledger {
             }
             rows.push(row);
         }
-        let book = Book::load(rows);
+        let mut book = Book::load(rows);
         let (offer, down) = match launcher.offer().await {
             Ok(offer) => (offer, None),
             Err(down) => (unknown_offer(launcher.mode()), Some(down)),
         };
+        if down.is_none() {
+            book.inventory_mut().refresh(&offer);
+        }
         let standing = Standing { offer, gpus: None, cpus: None, memory: None, down };
         let shown = Arc::new(Mutex::new(Shown { rows: BTreeMap::new(), standing }));
         let (commands, inbox) = mpsc::channel(64);
@@ -367,7 +370,6 @@ impl Shell {
     async fn run(mut self, mut inbox: mpsc::Receiver<Command>) {
         let (events_in, mut events) = mpsc::channel(256);
         let mut watcher = self.start_watch(&events_in);
-        self.refresh().await;
         for key in self.book.keys() {
             self.settle(key).await;
         }
@@ -573,9 +575,7 @@ impl Shell {
                     let text = serde_json::to_string(row).expect("a row is plain data with text keys");
                     crash::point("before a row is written");
                     if let Err(error) = self.store.put(&key.to_string(), &text).await {
-                        tracing::error!(%error, row = %key, "the ledger cannot be written; nothing is launched meanwhile");
-                        self.timers.insert(key, now.plus(Duration::from_secs(1)));
-                        self.answer(key, || Err(StoreError { what: error.to_string(), source: None }));
+                        self.not_written(key, &error, now).await;
                         return;
                     }
                     crash::point("after a row is written");
@@ -594,6 +594,20 @@ impl Shell {
                 }
             }
         }
+    }
+
+    /// A row is not on disk: nothing is done about it meanwhile. One that never was is dropped, since whoever wants it
+    /// is told no.
+    async fn not_written(&mut self, key: Key, error: &StoreError, now: Time) {
+        let why = error.chain();
+        tracing::error!(row = %key, why, "the ledger cannot be written; nothing is launched meanwhile");
+        if self.book.drop_new(key) {
+            // It may be there nevertheless; what cannot be deleted now shows after a restart as a worker nobody wants.
+            let _ = self.store.delete(&key.to_string()).await;
+        } else {
+            self.timers.insert(key, now.plus(Duration::from_secs(1)));
+        }
+        self.answer(key, || Err(StoreError { what: why.clone(), source: None }));
     }
 
     /// Tells everybody who waited for this row to be on disk.

@@ -21,6 +21,18 @@ impl StoreError {
     pub fn new(what: impl Into<String>, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self { what: what.into(), source: Some(source.into()) }
     }
+
+    /// What failed and why, all of it.
+    #[must_use]
+    pub fn chain(&self) -> String {
+        let mut text = self.what.clone();
+        let mut source = std::error::Error::source(self);
+        while let Some(error) = source {
+            text.push_str(&format!(": {error}"));
+            source = error.source();
+        }
+        text
+    }
 }
 
 /// Rows by key: a text to a JSON document. Dull on purpose, so that any store can be one.

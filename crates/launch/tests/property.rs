@@ -45,7 +45,7 @@ enum Luck {
     Refused,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 enum Step {
     Want(u8),
     Stop(u8),

@@ -11,7 +11,7 @@ use polder_words::FailureClass;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::inotify::{self, CreateFlags, WatchFlags};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{DumpableBehavior, Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader, Write};
 use std::mem::MaybeUninit;
@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(3600);
 /// How often orphans of a running worker are collected.
 const REAP: Duration = Duration::from_secs(30);
+/// How often the folder is looked at where nothing tells of changes.
+const LOOK: Duration = Duration::from_millis(100);
 /// Size of the pipe for output: a flood costs fewer turns.
 const PIPE: usize = 1 << 20;
 
@@ -33,6 +35,8 @@ const PIPE: usize = 1 << 20;
 pub(super) fn run(dir: &Path) -> io::Result<()> {
     // Out of the parent's session, so that its terminal's signals do not come here.
     rustix::process::setsid()?;
+    // Whoever has the same account may not look into it.
+    rustix::process::set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
     let order: Order =
         files::read(&dir.join(shim::ORDER))?.ok_or_else(|| io::Error::other("there is no order"))?;
@@ -43,7 +47,7 @@ pub(super) fn run(dir: &Path) -> io::Result<()> {
         pid,
         start: files::start_of(pid).ok_or_else(|| io::Error::other("/proc does not know this process"))?,
     };
-    let mail = Mail::open(dir)?;
+    let mail = Mail::open(dir);
     if !files::claim(&dir.join(rundir::SHIM), &claim)? {
         return Err(io::Error::other("another shim has this attempt"));
     }
@@ -65,20 +69,42 @@ fn announce() -> io::Result<()> {
 /// Files the parent leaves here, noticed as they appear.
 struct Mail {
     dir: PathBuf,
-    inotify: OwnedFd,
+    /// Absent where the account has used up its share of them: then the folder is looked at now and then.
+    inotify: Option<OwnedFd>,
 }
 
 impl Mail {
-    fn open(dir: &Path) -> io::Result<Self> {
-        let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        inotify::add_watch(&inotify, dir, WatchFlags::MOVED_TO | WatchFlags::ONLYDIR)?;
-        Ok(Self { dir: dir.to_owned(), inotify })
+    fn open(dir: &Path) -> Self {
+        let watch = || {
+            let inotify = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
+            inotify::add_watch(&inotify, dir, WatchFlags::MOVED_TO | WatchFlags::ONLYDIR)?;
+            Ok(inotify)
+        };
+        let watched: rustix::io::Result<OwnedFd> = watch();
+        if let Err(error) = &watched {
+            eprintln!("inotify: {error}; looking every {LOOK:?} instead");
+        }
+        Self { dir: dir.to_owned(), inotify: watched.ok() }
+    }
+
+    /// Waits for one of these or for mail; answers whether to look for mail.
+    fn wait<'a>(&'a self, mut fds: Vec<PollFd<'a>>, patience: Duration) -> io::Result<(Vec<bool>, bool)> {
+        let others = fds.len();
+        fds.extend(self.inotify.as_ref().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        wait(&mut fds, if self.inotify.is_some() { patience } else { patience.min(LOOK) })?;
+        let ready: Vec<_> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
+        let mailed = ready.get(others).copied().unwrap_or(true);
+        if mailed {
+            self.clear();
+        }
+        Ok((ready, mailed))
     }
 
     /// Forgets what was noticed; the files themselves are looked at afterwards.
     fn clear(&self) {
+        let Some(inotify) = &self.inotify else { return };
         let mut buffer = [MaybeUninit::uninit(); 1024];
-        let mut reader = inotify::Reader::new(&self.inotify, &mut buffer);
+        let mut reader = inotify::Reader::new(inotify, &mut buffer);
         while reader.next().is_ok() {}
     }
 
@@ -130,7 +156,6 @@ impl Supervised {
     fn wait_for_go(&self) -> Result<(), Option<String>> {
         let until = Instant::now() + PATIENCE;
         loop {
-            self.mail.clear();
             if let Some(end) = self.mail.end() {
                 return Err(Some(end.why));
             }
@@ -141,7 +166,7 @@ impl Supervised {
             if left.is_zero() {
                 return Err(Some(format!("nobody let it run for {PATIENCE:?}")));
             }
-            let _ = wait(&mut [PollFd::new(&self.mail.inotify, PollFlags::IN)], left);
+            let _ = self.mail.wait(Vec::new(), left);
         }
     }
 
@@ -249,17 +274,13 @@ impl Worker {
         // What came between the last look and the start has been noticed already, or lies there.
         self.ask_to_end(mail);
         loop {
-            let [ended, written, mailed] = {
-                let mut fds =
-                    vec![PollFd::new(&self.pidfd, PollFlags::IN), PollFd::new(&mail.inotify, PollFlags::IN)];
-                if open {
-                    fds.push(PollFd::new(&self.output, PollFlags::IN));
-                }
-                let patience = self.kill_at.map_or(REAP, |at| at.saturating_duration_since(Instant::now()));
-                wait(&mut fds, patience.min(REAP))?;
-                let ready = |at: usize| fds.get(at).is_some_and(|fd| !fd.revents().is_empty());
-                [ready(0), ready(2), ready(1)]
-            };
+            let mut fds = vec![PollFd::new(&self.pidfd, PollFlags::IN)];
+            if open {
+                fds.push(PollFd::new(&self.output, PollFlags::IN));
+            }
+            let patience = self.kill_at.map_or(REAP, |at| at.saturating_duration_since(Instant::now()));
+            let (ready, mailed) = mail.wait(fds, patience.min(REAP))?;
+            let (ended, written) = (ready[0], open && ready[1]);
             if written {
                 open = self.read_some()?;
             }
@@ -267,7 +288,6 @@ impl Worker {
                 break;
             }
             if mailed {
-                mail.clear();
                 self.ask_to_end(mail);
             }
             if self.kill_at.is_some_and(|at| at <= Instant::now()) {

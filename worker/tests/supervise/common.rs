@@ -18,7 +18,7 @@ use tokio_util::sync::CancellationToken;
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Site {
-    pub(crate) dir: Arc<TempDir>,
+    pub(crate) dir: Option<Arc<TempDir>>,
     pub(crate) settings: Settings,
 }
 
@@ -26,18 +26,24 @@ impl Site {
     /// A site whose worker is a shell that runs this script.
     pub(crate) fn new(script: &str) -> Self {
         let dir = Arc::new(tempfile::tempdir().expect("a folder"));
-        let state = dir.path().join("state");
+        let settings = Self::at(dir.path(), script).settings;
+        Self { dir: Some(dir), settings }
+    }
+
+    /// The same in a folder that is somebody else's to remove.
+    pub(crate) fn at(dir: &Path, script: &str) -> Self {
+        let state = dir.join("state");
         fs::create_dir_all(state.join("runs")).expect("folders");
         let mut settings = Settings::new(state.join("runs"));
         settings.hide = vec![state];
         settings.gpus = polder_process::Gpus::Ids(Vec::new());
         settings.shim = Some(env!("CARGO_BIN_EXE_polder-worker").into());
         settings.worker_args = Some(vec!["-c".into(), script.into()]);
-        Self { dir, settings }
+        Self { dir: None, settings }
     }
 
     pub(crate) fn state(&self) -> PathBuf {
-        self.dir.path().join("state")
+        self.settings.hide[0].clone()
     }
 
     pub(crate) fn launcher(&self) -> Arc<ProcessLauncher> {
@@ -70,14 +76,14 @@ impl Site {
 /// A launcher and one launch of it.
 pub(crate) struct One {
     /// Kept as long as anything runs there.
-    pub(crate) dir: Arc<TempDir>,
+    pub(crate) dir: Option<Arc<TempDir>>,
     pub(crate) launcher: Arc<ProcessLauncher>,
     pub(crate) want: Resolved,
 }
 
 impl One {
     pub(crate) fn new(site: &Site) -> Self {
-        Self { dir: Arc::clone(&site.dir), launcher: site.launcher(), want: site.want(1) }
+        Self { dir: site.dir.clone(), launcher: site.launcher(), want: site.want(1) }
     }
 
     pub(crate) fn id(&self) -> &LaunchId {

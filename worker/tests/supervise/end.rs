@@ -22,7 +22,8 @@ async fn a_worker_that_listens_ends_by_itself() {
 async fn a_worker_that_does_not_is_killed_with_all_it_started() {
     // A child in a session of its own that has lost its parent: only the reaper or the group finds it.
     let orphan = "trap \"\" TERM; echo $$ > out/orphan; while :; do sleep 1000; done";
-    let script = format!("trap '' TERM; (setsid sh -c '{orphan}' &); echo $$ > out/pid; while :; do sleep 1000; done");
+    let script =
+        format!("trap '' TERM; (setsid sh -c '{orphan}' &); echo $$ > out/pid; while :; do sleep 1000; done");
     let one = One::new(&Site::new(&script));
     one.start().await;
     let orphan: u32 = file(&one.out("orphan")).await.trim().parse().expect("a pid");

@@ -5,7 +5,6 @@ use polder_launch::{Fate, Launcher, Native};
 use polder_words::{FailureClass, Outcome};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 #[tokio::test]
@@ -54,7 +53,7 @@ async fn the_shim_outlives_a_parent_and_is_found_by_the_next() {
     let before = one.until(|state| matches!(state, Native::Running { .. })).await;
 
     // Another launcher over the same folders: what a restarted parent has.
-    let next = One { dir: Arc::clone(&one.dir), launcher: site.launcher(), want: one.want.clone() };
+    let next = One { dir: one.dir.clone(), launcher: site.launcher(), want: one.want.clone() };
     assert_eq!(next.fate().await, Fate::Seen(before));
     assert!(is_alive(pid));
     fs::write(more, "go on\n").expect("written");
@@ -148,7 +147,7 @@ async fn prepare_and_start_are_fast() {
     let site = Site::new("true");
     let mut best = Duration::MAX;
     for job in 1..=10 {
-        let one = One { dir: Arc::clone(&site.dir), launcher: site.launcher(), want: site.want(job) };
+        let one = One { dir: site.dir.clone(), launcher: site.launcher(), want: site.want(job) };
         let begun = Instant::now();
         one.start().await;
         best = best.min(begun.elapsed());
