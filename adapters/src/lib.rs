@@ -56,6 +56,7 @@ fn process(config: &ProcessConfig, places: &Places) -> Settings {
     settings.user.clone_from(&config.user);
     settings.forward_env.clone_from(&config.forward_env);
     settings.read.clone_from(&config.read);
+    settings.write.clone_from(&config.write);
     settings.cgroup.clone_from(&config.cgroup);
     settings
 }
@@ -113,7 +114,7 @@ mod tests {
     #[test]
     fn what_a_site_says_reaches_the_launcher() {
         let yaml = "{process: {gpus: [GPU-a], cpus: 3, memory: 2Gi, user: fl, forward_env: [OMP_NUM_THREADS], \
-                    read: [/data], cgroup: /sys/fs/cgroup/polder, worker: /opt/w, pending_timeout: 90s}}";
+                    read: [/data], write: [/scratch], cgroup: /sys/fs/cgroup/polder, worker: /opt/w, pending_timeout: 90s}}";
         let config = config(yaml);
         let LauncherConfig::Process(process_config) = &config else { panic!("process") };
         let settings = process(process_config, &places());
@@ -125,6 +126,7 @@ mod tests {
             (settings.read, settings.forward_env),
             (vec!["/data".into()], vec!["OMP_NUM_THREADS".into()])
         );
+        assert_eq!(settings.write, [PathBuf::from("/scratch")]);
         assert_eq!(settings.cgroup.as_deref(), Some(Path::new("/sys/fs/cgroup/polder")));
         assert_eq!(worker_program(&config), Path::new("/opt/w"));
         assert_eq!(pending_timeout_ms(&config), Some(90_000));

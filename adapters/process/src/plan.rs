@@ -68,6 +68,9 @@ const GPU_DEVICES: [&str; 8] = [
 /// Most GPUs of one host whose device files are opened.
 const GPU_FILES: usize = 16;
 
+/// What an older job's `process` block may say: amounts, which were taken out of it already.
+const AMOUNTS: [&str; 4] = ["num_of_gpus", "num_of_cpus", "memory", "mem_per_gpu_in_GiB"];
+
 /// Plans a launch.
 ///
 /// # Errors
@@ -92,10 +95,10 @@ pub fn plan(
             return Err(Refusal::new(FailureClass::Config, text));
         }
     }
-    if let Some(option) = want.options.keys().next() {
-        let text = "a job may set no option of the process launcher";
+    if let Some(option) = want.options.keys().find(|key| !AMOUNTS.contains(&key.as_str())) {
+        let text = "a job may set no such option of the process launcher";
         let at = format!("launcher_spec.{}.process.{option}", want.id.site);
-        return Err(Refusal::new(FailureClass::Config, text).at("meta", &at, option, "nothing"));
+        return Err(Refusal::new(FailureClass::Config, text).at("meta", &at, option, &AMOUNTS.join(", ")));
     }
     let attempt = attempt_dir(&want.run_dir, want.id.attempt);
     let handover = attempt.join(rundir::HANDOVER);
@@ -151,6 +154,7 @@ fn fence(settings: &Settings, facts: &Facts, want: &Resolved, with: &Allotted, h
     fence.read.push(handover.to_owned());
     fence.read.extend(settings.sockets.iter().cloned());
     fence.write.extend([rundir::OUT, rundir::STATE, rundir::TMP].iter().map(in_run_dir));
+    fence.write.extend(settings.write.iter().cloned());
     fence.write.extend(DEVICES.iter().map(PathBuf::from));
     if !with.devices.is_empty() {
         fence.write.extend(GPU_DEVICES.iter().map(PathBuf::from));

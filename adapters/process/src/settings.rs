@@ -14,6 +14,8 @@ pub struct Settings {
     pub sockets: Vec<PathBuf>,
     /// What a worker may read besides the system and its run directory.
     pub read: Vec<PathBuf>,
+    /// What a worker may write besides its run directory.
+    pub write: Vec<PathBuf>,
     /// Account of the workers: a name, `uid` or `uid:gid`. Needs a parent that may switch.
     pub user: Option<String>,
     /// An isolation to take whatever the host can do better; `None`: the best there is.
@@ -61,6 +63,7 @@ impl Settings {
             hide: Vec::new(),
             sockets: Vec::new(),
             read: Vec::new(),
+            write: Vec::new(),
             user: None,
             isolation: None,
             gpus: Gpus::Auto,

@@ -76,7 +76,13 @@ fn with_an_account_of_its_own() {
 #[test]
 fn what_a_job_may_not_set() {
     let mut want = want();
+    want.options.insert("num_of_gpus".into(), 1.into());
+    plan(&settings(), &facts(), &want, &Allotted::default()).expect("older jobs say amounts there");
     want.options.insert("image".into(), "x".into());
     let refusal = plan(&settings(), &facts(), &want, &Allotted::default()).expect_err("refused");
-    insta::assert_snapshot!(refusal, @"meta: launcher_spec.hospital-a.process.image: a job may set no option of the process launcher; found image; allowed: nothing");
+    assert_eq!(
+        refusal.to_string(),
+        "meta: launcher_spec.hospital-a.process.image: a job may set no such option of the process launcher; found \
+         image; allowed: num_of_gpus, num_of_cpus, memory, mem_per_gpu_in_GiB"
+    );
 }

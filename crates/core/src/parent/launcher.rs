@@ -73,6 +73,8 @@ pub struct ProcessLauncher {
     pub worker: Option<PathBuf>,
     /// What workers may read besides the system and their own folders.
     pub read: Vec<PathBuf>,
+    /// What workers may write besides their own folders.
+    pub write: Vec<PathBuf>,
     /// A delegated folder of control groups version 2; absent: what the parent may use as it was started.
     pub cgroup: Option<PathBuf>,
 }
@@ -309,6 +311,10 @@ fn absolute(at: &At<'_>) -> Result<PathBuf> {
     if path.is_absolute() { Ok(path) } else { Err(at.refuse("is not an absolute path", "an absolute path")) }
 }
 
+fn absolutes(fields: &Fields<'_>, key: &str) -> Result<Vec<PathBuf>> {
+    fields.given(key).map_or(Ok(Vec::new()), |at| at.seq()?.iter().map(absolute).collect())
+}
+
 fn process(at: &At<'_>) -> Result<ProcessLauncher> {
     let fields = at.fields(&[
         "gpus",
@@ -321,6 +327,7 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
         "pending_timeout",
         "worker",
         "read",
+        "write",
         "cgroup",
     ])?;
     let isolation_required = match fields.given("isolation_required") {
@@ -342,10 +349,8 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
         forward_env: forward_env(&fields, Mode::Process)?,
         pending_timeout: duration(&fields, "pending_timeout", 60)?,
         worker: fields.given("worker").map(|at| absolute(&at)).transpose()?,
-        read: match fields.given("read") {
-            Some(at) => at.seq()?.iter().map(absolute).collect::<Result<_>>()?,
-            None => Vec::new(),
-        },
+        read: absolutes(&fields, "read")?,
+        write: absolutes(&fields, "write")?,
         cgroup: fields.given("cgroup").map(|at| absolute(&at)).transpose()?,
     })
 }

@@ -94,9 +94,11 @@ fn process(settings: &ProcessLauncher) -> Pairs {
     out.push(("pending_timeout", Value::from(print(settings.pending_timeout))));
     let path = |path: &PathBuf| Value::from(path.display().to_string());
     put(&mut out, "worker", settings.worker.as_ref().map(path));
-    if !settings.read.is_empty() {
-        let paths: Vec<String> = settings.read.iter().map(|path| path.display().to_string()).collect();
-        out.push(("read", texts(&paths)));
+    for (key, paths) in [("read", &settings.read), ("write", &settings.write)] {
+        if !paths.is_empty() {
+            let paths: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
+            out.push((key, texts(&paths)));
+        }
     }
     put(&mut out, "cgroup", settings.cgroup.as_ref().map(path));
     out

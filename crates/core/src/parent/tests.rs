@@ -29,7 +29,7 @@ fn a_server() {
 fn every_launcher_prints_back() {
     for launcher in [
         "process: {gpus: [0, GPU-1], cpus: 4, memory: 8Gi, user: fl, isolation_required: true}",
-        "process: {worker: /opt/polder/polder-worker, read: [/data, /opt/conda], cgroup: /sys/fs/cgroup/polder}",
+        "process: {worker: /opt/polder/polder-worker, read: [/data, /opt/conda], write: [/scratch], cgroup: /sys/fs/cgroup/polder}",
         "process: {gpus: 3, forward_env: [LANG], isolation_required: false, pending_timeout: 90s}",
         "docker: {network: none, pending_timeout: 10m, pull: never}",
         "docker: {default_job_container_kwargs: {ipc_mode: host, labels: {a: b}}, default_job_env: {A: site, N: 1}, \
