@@ -136,7 +136,7 @@ pub enum ReadError {
         limit: usize,
     },
     /// Nothing came for too long.
-    #[error("the body did not come within {} s", .0.as_secs())]
+    #[error("the body did not come within {} s", .0.as_secs_f64())]
     Idle(Duration),
     /// The connection failed in the middle.
     #[error("the body broke off: {0}")]

@@ -13,9 +13,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
-/// How long an upload may stand still.
-const IDLE: Duration = Duration::from_secs(30);
-
 /// Sends a blob from an open file, or the part that `range` asks for.
 ///
 /// # Errors
@@ -133,13 +130,14 @@ impl Uploads {
     ) -> Result<Have, Problem> {
         let at = call.query::<u64>("at")?.unwrap_or(0);
         let mut body = call.take_body();
+        let idle = call.body_time;
         let (slot, stop) = self.take_over(partial);
         let outcome = tokio::select! {
             biased;
             () = stop.cancelled() => Err(BlobError::TakenOver(blob.root)),
             outcome = async {
                 let _writing = slot.writer.lock().await;
-                Self::take(partial, at, blob, &mut body).await
+                Self::take(partial, at, blob, &mut body, idle).await
             } => outcome,
         };
         let (partial_file, outcome) = outcome.map_err(|error| problem(&error))?;
@@ -165,6 +163,7 @@ impl Uploads {
         at: u64,
         blob: BlobRef,
         body: &mut crate::Body,
+        idle: Duration,
     ) -> Result<(Partial, Result<(), BlobError>), BlobError> {
         let owned = path.to_owned();
         let partial = blocking(move || {
@@ -186,7 +185,7 @@ impl Uploads {
             Ok(partial)
         })
         .await?;
-        receive(partial, body, IDLE, None).await
+        receive(partial, body, idle, None).await
     }
 }
 

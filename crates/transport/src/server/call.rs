@@ -14,9 +14,6 @@ use tokio_util::sync::CancellationToken;
 /// An answer.
 pub type Response = http::Response<Body>;
 
-/// How long a JSON body may take to arrive.
-const JSON_TIME: Duration = Duration::from_secs(30);
-
 /// What a route's pattern captured, percent-decoded.
 #[derive(Debug, Default, Clone)]
 pub struct Params(pub(super) Vec<(&'static str, String)>);
@@ -28,6 +25,8 @@ pub struct Call {
     pub peer: Arc<Peer>,
     /// Cancelled when the server stops: a long poll answers then.
     pub stopping: CancellationToken,
+    /// How long a body, or a part of one that is read in parts, may take to come.
+    pub body_time: Duration,
     pub(super) params: Params,
     head: http::request::Parts,
     /// Behind a lock only so that a handler may hold `&Call` while it waits: a body is not `Sync`.
@@ -35,9 +34,14 @@ pub struct Call {
 }
 
 impl Call {
-    pub(super) fn new(peer: Arc<Peer>, stopping: CancellationToken, request: http::Request<Body>) -> Self {
+    pub(super) fn new(
+        peer: Arc<Peer>,
+        stopping: CancellationToken,
+        body_time: Duration,
+        request: http::Request<Body>,
+    ) -> Self {
         let (head, body) = request.into_parts();
-        Self { peer, stopping, params: Params::default(), head, body: Mutex::new(body) }
+        Self { peer, stopping, body_time, params: Params::default(), head, body: Mutex::new(body) }
     }
 
     /// The method.
@@ -115,7 +119,7 @@ impl Call {
     /// # Errors
     /// `too_large`, or `invalid` when it broke off.
     pub async fn bytes(&mut self, limit: usize) -> Result<bytes::Bytes, Problem> {
-        self.take_body().whole(limit, JSON_TIME).await.map_err(|error| read_problem(&error))
+        self.take_body().whole(limit, self.body_time).await.map_err(|error| read_problem(&error))
     }
 
     /// The body, to be read piece by piece. Empty when it was taken before.

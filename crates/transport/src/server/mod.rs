@@ -49,6 +49,8 @@ pub struct Limits {
     pub head: Duration,
     /// Bytes of a request's head.
     pub head_bytes: usize,
+    /// For a body that is read whole, and for each part of one that is read piece by piece.
+    pub body: Duration,
     /// How long an answer may find no taker.
     pub write_stall: Duration,
     /// How long requests may go on after the stop.
@@ -62,6 +64,7 @@ impl Default for Limits {
             handshake: Duration::from_secs(10),
             head: Duration::from_secs(90),
             head_bytes: 16 * 1024,
+            body: Duration::from_secs(30),
             write_stall: Duration::from_secs(60),
             grace: Duration::from_secs(10),
         }
@@ -224,7 +227,7 @@ async fn answer(
     if let Err(why) = shared.acceptor.still_good(&peer.holder, Timestamp::now()) {
         return Ok(call::refuse(&Problem::new(ProblemCode::Unauthenticated, why.to_string()), true));
     }
-    let call = Call::new(peer, shared.stop.clone(), request.map(Body::from));
+    let call = Call::new(peer, shared.stop.clone(), shared.limits.body, request.map(Body::from));
     Ok(shared.service.clone().call(call).await)
 }
 
