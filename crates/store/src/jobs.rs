@@ -108,6 +108,9 @@ pub struct JobChange {
     pub results: BTreeMap<String, BlobRef>,
 }
 
+/// What will have happened, whether it is awaited or not.
+pub type Pending<T> = std::pin::Pin<Box<dyn Future<Output = Result<T>> + Send>>;
+
 /// Where jobs are kept.
 #[async_trait]
 pub trait JobStore: Send + Sync {
@@ -131,6 +134,9 @@ pub trait JobStore: Send + Sync {
         events: Vec<EventKind>,
         at: u64,
     ) -> Result<Vec<Event>>;
+    /// Appends events of no consequence. They are in the queue, in order, when this returns; the future says when they
+    /// are on disk and need not be awaited.
+    fn append_events(&self, id: JobId, events: Vec<EventKind>, at: u64) -> Pending<Vec<Event>>;
     /// Notes a round with its event; `None` when it was noted before.
     async fn add_round(&self, id: JobId, done: RoundDone, at: u64) -> Result<Option<Event>>;
     /// Events after a number, oldest first.
@@ -448,6 +454,10 @@ impl JobStore for Sqlite {
         at: u64,
     ) -> Result<Vec<Event>> {
         self.db.call(move |c| change(c, id, &what, events, at)).await
+    }
+
+    fn append_events(&self, id: JobId, events: Vec<EventKind>, at: u64) -> Pending<Vec<Event>> {
+        Box::pin(self.db.call(move |c| append(c, &id.to_string(), events, at)))
     }
 
     async fn add_round(&self, id: JobId, done: RoundDone, at: u64) -> Result<Option<Event>> {

@@ -3,38 +3,54 @@
 use super::job::Facts;
 use polder_api::{Order, OrderSites, SignedOrder};
 use polder_core::meta::{Deploy, JobMeta};
-use polder_core::resources::View;
+use polder_core::resources::{Portable, View};
+use polder_core::scalars::Memory;
+use polder_core::schedule::Amounts;
+use polder_core::value::Int;
 use polder_launch::Resolved;
 use polder_store::JobRow;
 use polder_words::{BlobRef, SiteName};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// What the job's own worker at the server asks for.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct ServerAsk {
-    pub(super) gpus: u32,
-    pub(super) cpus: Option<u32>,
-    pub(super) memory: Option<u64>,
-}
+impl Facts {
+    /// The archive a site is to get.
+    pub(super) fn app(&self, site: &SiteName) -> Option<BlobRef> {
+        self.apps.get(site).copied().or(self.app_of_all)
+    }
 
-impl ServerAsk {
-    /// Completes a launch.
+    /// What the meta says about resources at a site; it was checked when it was parsed.
+    pub(super) fn needs(&self, site: &SiteName) -> Amounts {
+        let portable = self.portable(site);
+        Amounts {
+            gpus: portable.gpus.as_ref().and_then(Int::as_u64).unwrap_or(0),
+            cpus: portable.cpus.as_ref().and_then(Int::as_u64).unwrap_or(0),
+            memory: portable.memory.as_ref().and_then(Memory::bytes_u64).unwrap_or(0),
+        }
+    }
+
+    fn portable(&self, site: &SiteName) -> Portable {
+        let view = View {
+            file: "meta.json",
+            resource_spec: self.meta.resource_spec.value(),
+            launcher_spec: self.meta.launcher_spec.value(),
+        };
+        view.portable(site.as_str()).unwrap_or_default()
+    }
+
+    /// Completes the launch of the server's worker.
     pub(super) fn fill(&self, launch: &mut Resolved) {
-        launch.gpus = self.gpus;
-        launch.cpus = self.cpus;
-        launch.memory = self.memory;
+        let portable = self.portable(&SiteName::server());
+        let small = |int: &Int| int.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX));
+        launch.gpus = portable.gpus.as_ref().and_then(small).unwrap_or(0);
+        launch.cpus = portable.cpus.as_ref().and_then(small);
+        launch.memory = portable.memory.as_ref().and_then(Memory::bytes_u64);
+        launch.max_restarts = self.max_restarts;
     }
 }
 
 /// Puts a stored job together.
-pub(super) fn of(
-    row: &JobRow,
-    signed: SignedOrder,
-    order: Order,
-    meta: &JobMeta,
-    max_restarts: u32,
-) -> Facts {
+pub(super) fn of(row: &JobRow, signed: SignedOrder, order: Order, meta: JobMeta, max_restarts: u32) -> Facts {
     let mut apps: BTreeMap<SiteName, BlobRef> = BTreeMap::new();
     let mut app_of_all = None;
     for (app, deploy) in &meta.deploy_map {
@@ -50,7 +66,7 @@ pub(super) fn of(
         name: row.name.clone(),
         study: row.study.clone(),
         submitter: row.submitter.clone(),
-        priority: row.priority.clone(),
+        priority: meta.priority,
         submitted: row.submitted,
         min_clients: meta.min_clients,
         mandatory: meta.mandatory_clients.iter().cloned().collect(),
@@ -60,25 +76,9 @@ pub(super) fn of(
         },
         apps,
         app_of_all,
-        ask: ask(meta),
         max_restarts,
+        meta,
         signed: Arc::new(signed),
         order: Arc::new(order),
-    }
-}
-
-/// What the meta says about resources at `server`; checked when the meta was parsed.
-fn ask(meta: &JobMeta) -> ServerAsk {
-    let view = View {
-        file: "meta.json",
-        resource_spec: meta.resource_spec.value(),
-        launcher_spec: meta.launcher_spec.value(),
-    };
-    let portable = view.portable(SiteName::server().as_str()).unwrap_or_default();
-    let small = |int: &polder_core::value::Int| int.as_u64().map(|n| u32::try_from(n).unwrap_or(u32::MAX));
-    ServerAsk {
-        gpus: portable.gpus.as_ref().and_then(small).unwrap_or(0),
-        cpus: portable.cpus.as_ref().and_then(small),
-        memory: portable.memory.as_ref().and_then(polder_core::scalars::Memory::bytes_u64),
     }
 }

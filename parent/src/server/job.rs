@@ -12,11 +12,11 @@
 //! What must survive a crash is in [`Keep`] and in the job's row; [`Effects`] says what to write, and the shell
 //! writes it before it does the rest. What sites and workers say (stands, tasks, results) is soft: they say it again.
 
-use super::facts::ServerAsk;
 use polder_api::site::{Goal, Stand, Task, TaskResult, Terms};
 use polder_api::user::{EventKind, Failure, Worker};
 use polder_api::worker::Member;
 use polder_api::{Order, SignedOrder};
+use polder_core::meta::{JobMeta, Priority};
 use polder_store::JobChange;
 use polder_words::{
     BlobRef, FailureClass, JobId, JobPhase, LaunchId, Outcome, Role, SiteName, StudyName, UserName,
@@ -43,14 +43,13 @@ pub(super) struct Facts {
     pub(super) name: String,
     pub(super) study: StudyName,
     pub(super) submitter: UserName,
-    pub(super) priority: String,
+    pub(super) priority: Priority,
     pub(super) submitted: u64,
     pub(super) min_clients: u32,
     pub(super) mandatory: BTreeSet<SiteName>,
     /// `None`: every site of the study.
     pub(super) named: Option<BTreeSet<SiteName>>,
-    /// What the server's worker asks for.
-    pub(super) ask: ServerAsk,
+    pub(super) meta: JobMeta,
     /// New attempts of it, for ends that are nobody's fault.
     pub(super) max_restarts: u32,
     /// The app of each site that has one of its own; with `@ALL` [`Facts::app_of_all`].
@@ -58,13 +57,6 @@ pub(super) struct Facts {
     pub(super) app_of_all: Option<BlobRef>,
     pub(super) signed: Arc<SignedOrder>,
     pub(super) order: Arc<Order>,
-}
-
-impl Facts {
-    /// The archive a site is to get.
-    pub(super) fn app(&self, site: &SiteName) -> Option<BlobRef> {
-        self.apps.get(site).copied().or(self.app_of_all)
-    }
 }
 
 /// What is stored of a job beside its row.
@@ -321,7 +313,6 @@ impl Job {
             });
             if moved {
                 out.events.push(EventKind::Worker { worker });
-                out.change();
             }
         }
         match self.phase {
@@ -522,7 +513,6 @@ impl Job {
         self.server = Some(worker);
         if moved {
             out.events.extend(self.server_row().map(|worker| EventKind::Worker { worker }));
-            out.change();
         }
         self.say_starting();
         let ended = self.server.as_ref().and_then(|worker| worker.ended.clone());

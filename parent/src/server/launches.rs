@@ -5,8 +5,9 @@ use crate::workers::{App, RunError, TakeError, Want, Workers};
 use async_trait::async_trait;
 use polder_api::BlobRef;
 use polder_api::worker::Stop;
+use polder_core::schedule::{Site, Stock};
 use polder_launch::Ask;
-use polder_words::{Hash, JobId, Outcome, Role};
+use polder_words::{Hash, JobId, Outcome, Role, SiteName};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
@@ -31,6 +32,8 @@ pub(super) trait Launches: Send + Sync {
     async fn take(&self, job: JobId, path: &str, cap: u64, folder: &Path) -> Result<BlobRef, TakeError>;
     /// Removes from `in/` what is not named.
     async fn keep_only(&self, job: JobId, keep: BTreeSet<Hash>);
+    /// What the server's own place has and what is free of it.
+    fn standing(&self) -> Site;
     /// Jobs that have something here.
     fn jobs(&self) -> Vec<JobId>;
 }
@@ -38,10 +41,11 @@ pub(super) trait Launches: Send + Sync {
 #[async_trait]
 impl Launches for Workers {
     async fn reserve(&self, facts: &Facts) -> Result<(), String> {
+        let needs = facts.needs(&SiteName::server());
         let ask = Ask {
-            gpus: facts.ask.gpus,
-            cpus: facts.ask.cpus.unwrap_or(0),
-            memory: facts.ask.memory.unwrap_or(0),
+            gpus: u32::try_from(needs.gpus).unwrap_or(u32::MAX),
+            cpus: u32::try_from(needs.cpus).unwrap_or(u32::MAX),
+            memory: needs.memory,
         };
         Workers::reserve(self, facts.id, Role::Server, ask).await.map(drop).map_err(|short| short.to_string())
     }
@@ -52,9 +56,8 @@ impl Launches for Workers {
 
     async fn run(&self, facts: &Facts, app: PathBuf) -> Result<(), Outcome> {
         let mut launch = self.resolved(facts.id, Role::Server, &facts.study);
-        facts.ask.fill(&mut launch);
-        launch.max_restarts = facts.max_restarts;
-        let app = facts.app(&polder_words::SiteName::server()).map(|blob| App { path: app, blob });
+        facts.fill(&mut launch);
+        let app = facts.app(&SiteName::server()).map(|blob| App { path: app, blob });
         let class = match Workers::run(self, Want { launch, app }).await {
             Ok(()) => return Ok(()),
             Err(RunError::Refused(refusal)) => return Err(refusal.outcome()),
@@ -96,6 +99,18 @@ impl Launches for Workers {
 
     async fn keep_only(&self, job: JobId, keep: BTreeSet<Hash>) {
         Workers::keep_only(self, job, Role::Server, keep).await;
+    }
+
+    fn standing(&self) -> Site {
+        let standing = Workers::standing(self);
+        let stock = |amount: Option<(u64, u64)>| amount.map(|(free, all)| Stock { free, all });
+        Site {
+            connected: true,
+            gpus: stock(standing.gpus),
+            cpus: stock(standing.cpus),
+            memory: stock(standing.memory),
+            jobs: None,
+        }
     }
 
     fn jobs(&self) -> Vec<JobId> {

@@ -3,7 +3,7 @@
 //! ```text
 //! user, site_api   requests --> checks --> state (jobs, sites) --> effects: database, then desired sets and workers
 //! upstream         server workers --> the same
-//! job              the state machine of one job; schedule: which sites it starts with. Both pure
+//! job              the state machine of one job, pure; which sites it starts with is `core::schedule`'s
 //! scheduler        the one task that looks: connections, deadlines, the queue
 //! state            what is in memory, and how effects are carried out in order
 //! ```
@@ -19,11 +19,12 @@ mod provenance;
 mod registry;
 mod revoked;
 mod rights;
-mod schedule;
 mod scheduler;
 mod site_api;
 mod sites;
 mod state;
+#[cfg(test)]
+mod tests;
 mod upstream;
 mod user;
 
@@ -192,7 +193,7 @@ fn restored(
     let order: Order = serde_json::from_str(&signed.order)?;
     let meta = JobMeta::parse("meta.json", order.meta.as_bytes())?;
     let keep: Keep = serde_json::from_value(row.state.clone())?;
-    let facts = facts::of(row, signed, order, &meta, max_restarts);
+    let facts = facts::of(row, signed, order, meta, max_restarts);
     let mut job = Job::new(Arc::new(facts), keep, row.phase, row.reason.clone(), now);
     job.started = row.started;
     Ok(job)

@@ -125,6 +125,9 @@ async fn desired(server: Arc<Server>, call: Call) -> Result<Response, Problem> {
     })?;
     let wait = Duration::from_secs(call.query::<u64>("wait")?.unwrap_or(0).min(LONG_POLL_SECONDS));
     let feed = server.sites.desired(&site);
+    if after.is_some_and(|after| after.epoch == server.epoch && server.sites.has_read(&site, after.n)) {
+        server.wake.notify_one();
+    }
     let mut poll = OpenPoll::new(&server, &site);
     let page = tokio::select! {
         page = feed.wait(after, wait) => page,

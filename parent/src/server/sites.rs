@@ -35,6 +35,9 @@ struct Site {
     broken: bool,
     /// What the scheduler was told last.
     connected: bool,
+    /// Jobs it is to let go of, and the change of its feed that says so: until it has read that, asking it for the
+    /// same job again would look to it as if nothing had happened.
+    releasing: BTreeMap<JobId, u64>,
 }
 
 /// A site as others see it.
@@ -92,12 +95,40 @@ impl Sites {
             open: 0,
             broken: false,
             connected: false,
+            releasing: BTreeMap::new(),
         })
     }
 
     /// What is wanted of a site.
     pub(super) fn desired(&self, name: &SiteName) -> Arc<Feed<JobId, Wanted>> {
         Arc::clone(&self.entry(&mut self.lock(), name).desired)
+    }
+
+    /// A job is no longer wanted of a site.
+    pub(super) fn let_go(&self, name: &SiteName, job: &JobId) {
+        let mut all = self.lock();
+        let site = self.entry(&mut all, name);
+        if site.desired.remove(job) {
+            site.releasing.insert(*job, site.desired.cursor().n);
+        }
+    }
+
+    /// A site has read its feed up to a change; says whether it was waited for.
+    pub(super) fn has_read(&self, name: &SiteName, n: u64) -> bool {
+        let mut all = self.lock();
+        let site = self.entry(&mut all, name);
+        let before = site.releasing.len();
+        site.releasing.retain(|_, change| *change > n);
+        site.releasing.len() < before
+    }
+
+    /// Sites that have not yet read that they are to let go of a job.
+    pub(super) fn releasing(&self, job: &JobId) -> Vec<SiteName> {
+        let all = self.lock();
+        all.iter()
+            .filter(|(_, site)| site.releasing.contains_key(job))
+            .map(|(name, _)| name.clone())
+            .collect()
     }
 
     /// A site spoke, perhaps of itself; gives what is to be stored when that changed.

@@ -146,11 +146,21 @@ impl Server {
     }
 
     /// Does what a decision asks for. The caller holds the job's lock.
-    pub(super) async fn carry_out(&self, cell: &Cell, job: &mut Job, effects: Effects) {
+    pub(super) async fn carry_out(&self, cell: &Arc<Cell>, job: &mut Job, effects: Effects) {
         let id = cell.facts.id;
-        if effects.change.is_some() || !effects.events.is_empty() {
-            self.write_down(id, effects.change.unwrap_or_default(), effects.events).await;
+        if let Some(change) = effects.change {
+            self.write_down(id, change, effects.events).await;
             cell.bell.ring();
+        } else if !effects.events.is_empty() {
+            // A worker moved: nothing follows from it, so nobody waits for the disk.
+            let written = self.store.append_events(id, effects.events, self.now());
+            let cell = Arc::clone(cell);
+            tokio::spawn(async move {
+                if let Err(error) = written.await {
+                    tracing::warn!(job = %id.short(), %error, "an event is lost");
+                }
+                cell.bell.ring();
+            });
         }
         for (site, goal) in &effects.goals {
             self.publish(cell, job, site, goal.as_ref());
@@ -251,12 +261,12 @@ impl Server {
     }
 
     fn publish(&self, cell: &Cell, job: &Job, site: &SiteName, goal: Option<&Goal>) {
-        let desired = self.sites.desired(site);
         let id = cell.facts.id;
         let Some(goal) = goal else {
-            desired.remove(&id);
+            self.sites.let_go(site, &id);
             return;
         };
+        let desired = self.sites.desired(site);
         let since = desired.get(&id).map_or_else(|| desired.cursor().n + 1, |known| known.since);
         desired.set(
             id,

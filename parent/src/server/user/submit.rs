@@ -144,7 +144,7 @@ pub(super) async fn submit(server: Arc<Server>, mut call: Call) -> Result<Respon
     }
     let row = server.store.job(id).await.map_err(|error| stored(&error))?;
     let row = row.ok_or_else(|| Problem::new(ProblemCode::Internal, "the job is not where it was put"))?;
-    let facts = facts::of(&row, signed, order, &meta, server.max_restarts);
+    let facts = facts::of(&row, signed, order, meta, server.max_restarts);
     server.add(Job::new(Arc::new(facts), keep, JobPhase::Submitted, None, now));
     server.wake.notify_one();
     Ok(json(&Submitted { job: id }))
