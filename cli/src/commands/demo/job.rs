@@ -3,9 +3,11 @@
 use crate::args::{DemoArgs, TrainerKind};
 use crate::federation::program;
 use crate::output::Failure;
+use polder_api::ProblemCode;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 /// The Rust trainer's program.
 const TRAINER: &str = "polder-demo-trainer";
@@ -25,6 +27,19 @@ const NUMPY: [(&str, &str); 5] = [
     file!("polder_client/_safetensors.py", "sdk/python/polder_client/_safetensors.py"),
 ];
 
+/// A Python that has numpy: the first in PATH may be one somebody built, without.
+fn python() -> Result<&'static str, Failure> {
+    let has_numpy = |python: &&str| {
+        let mut probe = Command::new(python);
+        probe.args(["-c", "import numpy"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        probe.status().is_ok_and(|status| status.success())
+    };
+    ["python3", "/usr/bin/python3"].into_iter().find(has_numpy).ok_or_else(|| {
+        let why = "no python3 with numpy is in PATH or /usr/bin (Debian: apt-get install python3-numpy)";
+        Failure::new(ProblemCode::NotFound, why)
+    })
+}
+
 /// Writes the job's folder beneath a folder.
 pub(super) fn write(dir: &Path, args: &DemoArgs) -> Result<PathBuf, Failure> {
     let job = dir.join("job");
@@ -43,7 +58,7 @@ pub(super) fn write(dir: &Path, args: &DemoArgs) -> Result<PathBuf, Failure> {
                 fs::create_dir_all(path.parent().unwrap_or(&app)).map_err(failed)?;
                 fs::write(path, text).map_err(failed)?;
             }
-            json!(["python3", "train.py", "--seed", seed])
+            json!([python()?, "train.py", "--seed", seed])
         }
     };
     let meta = json!({
