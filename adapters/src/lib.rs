@@ -1,5 +1,9 @@
 //! From a site's `parent.yaml` to its launcher: the only place that names the modes side by side.
 
+mod ask;
+
+pub use ask::{ask, of as refusal_of};
+
 use polder_core::parent::{Devices, LauncherConfig, ProcessLauncher as ProcessConfig};
 use polder_launch::Launcher;
 use polder_process::{Gpus, ProcessLauncher, Settings};

@@ -6,6 +6,7 @@ mod download;
 mod follow;
 mod jobs;
 mod logs;
+mod plan;
 pub(crate) mod provision;
 mod session;
 mod simulate;
@@ -35,9 +36,9 @@ pub(crate) async fn run(command: Command, out: &mut Out) -> Result<(), Ending> {
         Command::Provision(args) => provision::run(args, out),
         Command::Simulate(args) => simulate::simulate(&args, out).await,
         Command::Demo(args) => demo::demo(&args, out).await,
+        Command::Plan(args) => plan::plan(&args, out),
         Command::Check(args) => check::check(&args.command, out),
         Command::Completions(args) => completions(&args, out),
-        _ => Err(Ending::Said(5)),
     }
 }
 

@@ -212,3 +212,28 @@ fn nothing_is_asked_for_a_job_that_is_wrong() {
     insta::assert_snapshot!(server.shown(&["submit", "job"]));
     assert!(server.asked().is_empty());
 }
+
+#[test]
+fn a_plan_is_the_request_of_the_launcher_or_one_refusal() {
+    let server = Server::start();
+    let write = |name: &str, text: &str| std::fs::write(server.dir().join(name), text).expect("written");
+    write("process.yaml", "name: uni\nserver: https://s\nlauncher: {process: {gpus: [7, 8]}}\n");
+    write("docker.yaml", "name: uni\nserver: https://s\nlauncher: {docker: {}}\n");
+    write("runtime.yaml", "format_version: 2\nstudies: {a: {limits: {gpus: 2}}}\n");
+    write("meta.json", r#"{"resource_spec": {"@default": {"num_of_gpus": 2, "memory": "1Gi"}}}"#);
+    write("greedy.json", r#"{"resource_spec": {"@default": {"num_of_gpus": 3}}}"#);
+    let words = |config: &'static str, meta: &'static str| {
+        ["plan", "--config", config, "--meta", meta, "--study-runtime", "runtime.yaml", "--site", "uni"]
+    };
+    let said = server.polder(&[&words("process.yaml", "meta.json")[..], &["--json"]].concat());
+    let plan: Value = serde_json::from_str(&said.out).expect("one document");
+    assert_eq!((&plan["mode"], &plan["gpus"]), (&json!("process"), &json!(["7", "8"])));
+    assert_eq!(plan["limits"]["memory"], 1 << 30);
+    let refusals = [
+        words("docker.yaml", "meta.json"),
+        words("process.yaml", "greedy.json"),
+        words("none.yaml", "meta.json"),
+    ];
+    let shown: Vec<String> = refusals.iter().map(|words| server.shown(words)).collect();
+    insta::assert_snapshot!(shown.join("\n"));
+}

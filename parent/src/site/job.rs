@@ -20,7 +20,6 @@ use polder_api::site::{Goal, LogChunk, MetricPoint, Stand, Task, Terms};
 use polder_api::worker::Stop;
 use polder_core::job::JobConfig;
 use polder_core::parent::{IsolationRequired, LauncherConfig};
-use polder_core::resources::View;
 use polder_core::study_runtime::{Approval, StudyRuntime};
 use polder_core::value::{Value, from_bytes, to_json};
 use polder_launch::{Ask, Resolved, Short};
@@ -442,7 +441,7 @@ impl Job {
 
     async fn reserve(&self, accepted: &Accepted) -> Result<(), Halt> {
         let launch = self.resolved(accepted)?;
-        self.within_limits(accepted, &launch)?;
+        self.within_limits(accepted)?;
         let workers = self.site.workers();
         let allotted = match workers.reserve(self.id, Role::Client, Ask::from(&launch)).await {
             Ok(allotted) => allotted,
@@ -455,26 +454,9 @@ impl Job {
         }
     }
 
-    fn within_limits(&self, accepted: &Accepted, launch: &Resolved) -> Result<(), Halt> {
+    fn within_limits(&self, accepted: &Accepted) -> Result<(), Halt> {
         let limits = &accepted.runtime.limits;
         let study = &accepted.runtime.study;
-        let over = |what: &str, asked: u64, max: u64| {
-            let why = format!("{asked} {what} asked for; study {study} may have {max} here");
-            Err(refused(FailureClass::Policy, why))
-        };
-        if let Some(max) = limits.gpus.filter(|max| launch.gpus > *max) {
-            return over("GPUs", launch.gpus.into(), max.into());
-        }
-        if let (Some(asked), Some(max)) = (launch.cpus, limits.cpus)
-            && asked > max
-        {
-            return over("CPUs", asked.into(), max.into());
-        }
-        if let (Some(asked), Some(max)) = (launch.memory, limits.memory.as_ref().and_then(|m| m.bytes_u64()))
-            && asked > max
-        {
-            return over("bytes of memory", asked, max);
-        }
         if let Some(max) = limits.jobs {
             let others: Vec<Arc<Job>> = lock(&self.site.jobs).values().cloned().collect();
             let running = others
@@ -503,50 +485,18 @@ impl Job {
         }
     }
 
-    /// The launch this job asks for.
+    /// The launch this job asks for, as `polder plan` would show it.
     fn resolved(&self, accepted: &Accepted) -> Result<Resolved, Halt> {
-        let site = &self.site;
-        let meta = &accepted.verified.meta;
-        let view = View {
-            file: "meta.json",
-            resource_spec: meta.resource_spec.value(),
-            launcher_spec: meta.launcher_spec.value(),
-        };
-        let name = site.config.name.as_str();
-        let config = |error: polder_core::Error| refused(FailureClass::Config, error.to_string());
-        let portable = view.portable(name).map_err(config)?;
-        let options = view.launcher(name, site.config.launcher.mode()).map_err(config)?;
-        let too_many = || refused(FailureClass::Resources, "more is asked for than any site has");
-        let mut launch = site.workers().resolved(self.id, Role::Client, &accepted.verified.order.study);
-        if let Some(gpus) = &portable.gpus {
-            launch.gpus = gpus.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(too_many)?;
-        }
-        if let Some(cpus) = &portable.cpus {
-            launch.cpus = Some(cpus.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(too_many)?);
-        }
-        if let Some(memory) = &portable.memory {
-            launch.memory = Some(memory.bytes_u64().ok_or_else(too_many)?);
-        }
-        launch.options = json_map(&options).map_err(trouble)?;
-        launch.runtime = json(&accepted.runtime.to_value()).map_err(trouble)?;
-        launch.max_restarts = site.config.max_restarts;
-        if let LauncherConfig::Process(process) = &site.config.launcher {
-            launch.pending_timeout_ms = u64::try_from(process.pending_timeout.as_millis()).ok();
-        }
+        let verified = &accepted.verified;
+        let mut launch = self.site.workers().resolved(self.id, Role::Client, &verified.order.study);
+        polder_adapters::ask(&mut launch, "meta.json", &verified.meta, &accepted.runtime, &self.site.config)
+            .map_err(|refusal| refused(refusal.class, refusal.to_string()))?;
         Ok(launch)
     }
 }
 
 fn json(value: &Value) -> serde_json::Result<serde_json::Value> {
     serde_json::from_str(&to_json(value))
-}
-
-fn json_map(map: &polder_core::value::Map) -> serde_json::Result<serde_json::Map<String, serde_json::Value>> {
-    let value: Value = polder_core::value::Data::Map(map.clone()).into();
-    match json(&value)? {
-        serde_json::Value::Object(map) => Ok(map),
-        _ => Ok(serde_json::Map::new()),
-    }
 }
 
 fn short_of(short: &Short) -> Halt {

@@ -1,0 +1,155 @@
+//! What a job asks for at one site, made one launch. The same for a launch and for `polder plan`.
+
+use polder_core::meta::JobMeta;
+use polder_core::parent::ParentConfig;
+use polder_core::resources::View;
+use polder_core::study_runtime::StudyRuntime;
+use polder_core::value::{Data, Value, to_json};
+use polder_launch::launcher::Place;
+use polder_launch::{Refusal, Resolved};
+use polder_words::FailureClass;
+
+/// Completes a launch with the amounts and options of a job and the study's runtime at its site.
+///
+/// # Errors
+/// When the job's description contradicts itself or asks for more than the study may have here.
+pub fn ask(
+    launch: &mut Resolved,
+    file: &str,
+    meta: &JobMeta,
+    runtime: &StudyRuntime,
+    config: &ParentConfig,
+) -> Result<(), Refusal> {
+    let view =
+        View { file, resource_spec: meta.resource_spec.value(), launcher_spec: meta.launcher_spec.value() };
+    let site = launch.id.site.clone();
+    let portable = view.portable(site.as_str()).map_err(|error| of(&error))?;
+    let options = view.launcher(site.as_str(), config.mode()).map_err(|error| of(&error))?;
+    let too_many = || Refusal {
+        class: FailureClass::Resources,
+        message: "more is asked for than any site has".to_owned(),
+        place: None,
+    };
+    if let Some(gpus) = &portable.gpus {
+        launch.gpus = gpus.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(too_many)?;
+    }
+    if let Some(cpus) = &portable.cpus {
+        launch.cpus = Some(cpus.as_u64().and_then(|n| u32::try_from(n).ok()).ok_or_else(too_many)?);
+    }
+    if let Some(memory) = &portable.memory {
+        launch.memory = Some(memory.bytes_u64().ok_or_else(too_many)?);
+    }
+    within_limits(launch, runtime)?;
+    launch.options = match json(&Data::Map(options).into()) {
+        serde_json::Value::Object(map) => map,
+        _ => serde_json::Map::new(),
+    };
+    launch.runtime = json(&runtime.to_value());
+    launch.max_restarts = config.max_restarts;
+    launch.pending_timeout_ms = crate::pending_timeout_ms(&config.launcher);
+    Ok(())
+}
+
+/// The amounts a study may have at a site.
+fn within_limits(launch: &Resolved, runtime: &StudyRuntime) -> Result<(), Refusal> {
+    let limits = &runtime.limits;
+    let most = limits.memory.as_ref().and_then(|memory| memory.bytes_u64());
+    let asked = [
+        ("gpus", Some(u64::from(launch.gpus)), limits.gpus.map(u64::from)),
+        ("cpus", launch.cpus.map(u64::from), limits.cpus.map(u64::from)),
+        ("memory", launch.memory, most),
+    ];
+    for (what, asked, most) in asked {
+        if let (Some(asked), Some(most)) = (asked, most)
+            && asked > most
+        {
+            return Err(Refusal {
+                class: FailureClass::Policy,
+                message: "the job asks for more than the study may have at this site".to_owned(),
+                place: Some(Box::new(Place {
+                    file: "study_runtime.yaml".to_owned(),
+                    at: format!("studies.{}.limits.{what}", runtime.study),
+                    found: asked.to_string(),
+                    allowed: format!("at most {most}"),
+                })),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// A document's error as a refusal.
+#[must_use]
+pub fn of(error: &polder_core::Error) -> Refusal {
+    Refusal {
+        class: FailureClass::Config,
+        message: error.message().to_owned(),
+        place: Some(Box::new(Place {
+            file: error.file().to_owned(),
+            at: error.at().to_owned(),
+            found: error.found().to_owned(),
+            allowed: error.allowed().to_owned(),
+        })),
+    }
+}
+
+fn json(value: &Value) -> serde_json::Value {
+    serde_json::from_str(&to_json(value)).expect("what core prints as JSON is JSON")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use polder_core::study_runtime::{NoFiles, Reading, StudyRuntimes};
+    use polder_words::{LaunchId, Mode, Role};
+
+    fn asked(meta: &str, runtime: &str) -> Result<Resolved, Refusal> {
+        let config = b"name: uni\nserver: https://s\nlauncher: {process: {}}\nmax_restarts: 5\n";
+        let config = ParentConfig::parse("parent.yaml", config).expect("it is good");
+        let meta = JobMeta::parse("meta.json", meta.as_bytes()).expect("it is good");
+        let study = "a".parse().expect("a name");
+        let studies =
+            StudyRuntimes::parse("s.yaml", runtime.as_bytes(), &Reading::new(Mode::Process, &NoFiles));
+        let runtime = studies.expect("it is good").of("s.yaml", &study).0;
+        let id = LaunchId {
+            job: "3f2a0c11d2e3f405162738495a6b7c8d".parse().expect("an id"),
+            site: "uni".parse().expect("a name"),
+            role: Role::Client,
+            attempt: 1,
+        };
+        let mut launch = Resolved {
+            id,
+            study,
+            run_dir: "/r".into(),
+            worker: "/w".into(),
+            gpus: 0,
+            cpus: None,
+            memory: None,
+            options: serde_json::Map::new(),
+            runtime: serde_json::Value::Null,
+            pending_timeout_ms: None,
+            max_restarts: 0,
+        };
+        ask(&mut launch, "meta.json", &meta, &runtime, &config).map(|()| launch)
+    }
+
+    const META: &str = r#"{"deploy_map": {"app": ["@ALL"]},
+        "resource_spec": {"@default": {"num_of_gpus": 1, "memory": "1Gi"}, "uni": {"num_of_gpus": 2, "num_of_cpus": 4}}}"#;
+
+    #[test]
+    fn amounts_options_and_runtime_of_one_site() {
+        let launch = asked(META, "format_version: 2\nstudies: {a: {env: {X: 1}}}\n").expect("it may");
+        assert_eq!((launch.gpus, launch.cpus, launch.memory), (2, Some(4), Some(1 << 30)));
+        assert_eq!((launch.max_restarts, launch.pending_timeout_ms), (5, Some(60_000)));
+        assert_eq!(launch.runtime["env"]["X"], "1");
+    }
+
+    #[test]
+    fn a_study_has_limits() {
+        let refusal =
+            asked(META, "format_version: 2\nstudies: {a: {limits: {gpus: 1}}}\n").expect_err("too many");
+        assert_eq!(refusal.class, FailureClass::Policy);
+        let place = refusal.place.as_ref().expect("it names one");
+        assert_eq!((place.at.as_str(), place.found.as_str()), ("studies.a.limits.gpus", "2"));
+    }
+}

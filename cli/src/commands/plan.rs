@@ -1,0 +1,168 @@
+//! `plan`: the native request a job would make at a site, printed and not made.
+//!
+//! The same functions as in the site's parent, from the same three files. Where a launch takes what only it
+//! knows (the job's id, devices that are free), the plan takes what is written, or the first there are.
+
+use super::check::beside;
+use crate::args::PlanArgs;
+use crate::job_folder::{read_file, refused};
+use crate::output::{Ending, Failure, Out};
+use polder_adapters::{AdapterError, Places};
+use polder_api::{Problem, ProblemCode};
+use polder_core::launcher::SlurmSandbox;
+use polder_core::meta::{JobMeta, Need};
+use polder_core::parent::{Devices, LauncherConfig, ParentConfig};
+use polder_core::study_runtime::{Reading, StudyRuntimes};
+use polder_core::value::{At, Value, from_bytes};
+use polder_launch::launcher::{DeviceId, default_max_restarts};
+use polder_launch::{Allotted, Plan, Refusal, Resolved};
+use polder_words::{JobId, LaunchId, StudyName};
+use std::path::Path;
+
+pub(crate) fn plan(args: &PlanArgs, out: &mut Out) -> Result<(), Ending> {
+    match planned(args, out) {
+        Ok(plan) if out.is_json() => out.document(&plan),
+        Ok(plan) => out.text(&serde_json::to_string_pretty(&plan).expect("a plan is plain data")),
+        Err(failure) => {
+            if !out.is_json() {
+                return Err(failure.into());
+            }
+            let problem = &failure.problem;
+            let text = |part: &Option<String>| part.clone().unwrap_or_default();
+            out.document(&serde_json::json!({"error": {
+                "file": text(&problem.file),
+                "at": text(&problem.at),
+                "found": text(&problem.found),
+                "allowed": text(&problem.allowed),
+                "message": problem.message,
+            }}))?;
+            Err(Ending::Said(problem.code.exit_code()))
+        }
+    }
+}
+
+fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
+    let name = |path: &Path| path.display().to_string();
+    let config = ParentConfig::parse(&name(&args.config), &read_file(&args.config)?)
+        .map_err(|error| refused(&error))?;
+    let file = name(&args.meta);
+    let document = from_bytes(&file, &read_file(&args.meta)?).map_err(|error| refused(&error))?;
+    let meta = JobMeta::read(&At::root(&file, &document), Need::Parts).map_err(|error| refused(&error))?;
+
+    let runtime_file = name(&args.study_runtime);
+    let files = beside(args.study_runtime.parent().unwrap_or(Path::new(".")));
+    let reading = Reading::new(config.mode(), &files);
+    let studies = StudyRuntimes::parse(&runtime_file, &read_file(&args.study_runtime)?, &reading)
+        .map_err(|error| refused(&error))?;
+    let study = study_of(args, &document, &studies)?;
+    let (runtime, warning) = studies.of(&runtime_file, &study);
+    for warning in studies.warnings.iter().chain(&warning) {
+        out.note(&format!("warning: {warning}"));
+    }
+    runtime
+        .check_launch(&runtime_file, config.mode(), SlurmSandbox::None)
+        .map_err(|error| refused(&error))?;
+
+    let beside_config = args.config.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = std::path::absolute(beside_config.unwrap_or(Path::new(".")))
+        .map_err(|error| Failure::io(&args.config, "find", &error))?;
+    let state = folder.join(&config.state);
+    let id = LaunchId { job: job_of(&document), site: args.site.clone(), role: args.role, attempt: 1 };
+    let mut want = Resolved {
+        run_dir: state.join("runs").join(format!("{}-{}", id.job, id.role)),
+        id,
+        study,
+        worker: folder.join(polder_adapters::worker_program(&config.launcher)),
+        gpus: 0,
+        cpus: None,
+        memory: None,
+        options: serde_json::Map::new(),
+        runtime: serde_json::Value::Null,
+        pending_timeout_ms: None,
+        max_restarts: default_max_restarts(),
+    };
+    polder_adapters::ask(&mut want, &file, &meta, &runtime, &config).map_err(|refusal| denied(&refusal))?;
+    let places = Places {
+        sockets: vec![state.join("worker.sock")],
+        kit: folder.join(&config.kit),
+        state: state.clone(),
+    };
+    let launcher = polder_adapters::from_config(&config.launcher, &places).map_err(
+        |AdapterError::NotBuilt { mode }| {
+            let mut failure = Failure::new(ProblemCode::Invalid, "is a launcher this build does not have")
+                .file(name(&args.config))
+                .found(mode.to_string(), "process");
+            failure.problem.at = Some("launcher".to_owned());
+            failure
+        },
+    )?;
+    launcher.plan(&want, &allotted(&config.launcher, want.gpus)).map_err(|refusal| denied(&refusal))
+}
+
+/// The study: named, or written in the meta file, or the only one there is.
+fn study_of(args: &PlanArgs, document: &Value, studies: &StudyRuntimes) -> Result<StudyName, Failure> {
+    if let Some(study) = &args.study {
+        return Ok(study.clone());
+    }
+    if let Some(text) = document.get("study").and_then(Value::as_text) {
+        return StudyName::new(text).map_err(|error| {
+            let mut failure =
+                Failure::new(ProblemCode::Invalid, error.to_string()).file(args.meta.display().to_string());
+            failure.problem.at = Some("study".to_owned());
+            failure
+        });
+    }
+    let mut names = studies.studies.keys();
+    match (names.next(), names.next()) {
+        (Some(only), None) => Ok(only.clone()),
+        _ => Err(Failure::new(ProblemCode::Usage, "which study? name it with --study").found(
+            format!("{} studies in {}", studies.studies.len(), args.study_runtime.display()),
+            "--study STUDY",
+        )),
+    }
+}
+
+/// The job's id as a meta file of a submitted job has it, else zeros.
+fn job_of(document: &Value) -> JobId {
+    let written = document.get("job_id").and_then(Value::as_text);
+    written.and_then(|text| text.replace('-', "").parse().ok()).unwrap_or(JobId([0; 16]))
+}
+
+/// The first devices there are.
+fn allotted(launcher: &LauncherConfig, gpus: u32) -> Allotted {
+    let devices = match launcher {
+        LauncherConfig::Process(process) => match &process.gpus {
+            Devices::Ids(ids) => ids.iter().take(gpus as usize).cloned().map(DeviceId).collect(),
+            Devices::Auto => (0..gpus).map(|n| DeviceId(n.to_string())).collect(),
+        },
+        _ => Vec::new(),
+    };
+    Allotted { devices }
+}
+
+fn denied(refusal: &Refusal) -> Failure {
+    let mut problem = Problem::new(ProblemCode::Invalid, refusal.message.clone());
+    if let Some(place) = &refusal.place {
+        let text = |text: &String| (!text.is_empty()).then(|| text.clone());
+        problem.file = text(&place.file);
+        problem.at = text(&place.at);
+        problem.found = text(&place.found);
+        problem.allowed = text(&place.allowed);
+    }
+    problem.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_job_id_of_either_spelling_is_read() {
+        let id = |text: &str| job_of(&from_bytes("m", text.as_bytes()).expect("JSON")).to_string();
+        assert_eq!(
+            id(r#"{"job_id": "6f1e2c3a-0b1d-4c5e-8f90-a1b2c3d4e5f6"}"#),
+            "6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6"
+        );
+        assert_eq!(id("{}"), "0".repeat(32));
+    }
+}
