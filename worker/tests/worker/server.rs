@@ -146,7 +146,10 @@ fn failures_name_site_class_cause_and_last_lines() {
     let ending = parent.ending();
     let Outcome::Failed { class, cause, .. } = ending.outcome else { panic!("it did not fail") };
     assert_eq!((ending.site, class), (Some(site("b")), FailureClass::Timeout));
-    assert!(cause.starts_with("no answer within 200ms (1 of 2 sites remain"), "{cause}");
+    assert!(
+        cause.starts_with("no answer within 200ms (1 of 2 sites answered, 2 needed in round 1)"),
+        "{cause}"
+    );
     assert_eq!(worker.code(), Some(1));
 }
 

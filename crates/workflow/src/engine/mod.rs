@@ -22,132 +22,16 @@
 //! No clock, no I/O, no lock: time is an argument, in milliseconds of any origin.
 
 mod rules;
+mod words;
 
 pub use rules::{Rules, Start};
+pub use words::{Action, Contribution, Event, Failure, Record, SiteRecord};
 
 use polder_api::payload::Payload;
 use polder_api::site::{TaskOutcome, TaskResult};
 use polder_api::worker::{Member, RoundDone};
 use polder_words::{FailureClass, Outcome, SiteName, TaskId};
-use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-
-/// What happened.
-#[derive(Debug, Clone, Copy)]
-pub enum Event<'a> {
-    /// The parent's latest word: how far each site is, and every result of the current tasks.
-    Seen {
-        /// By site; a site that is not named is unchanged.
-        roster: &'a BTreeMap<SiteName, Member>,
-        /// By site.
-        results: &'a BTreeMap<SiteName, TaskResult>,
-    },
-    /// The action [`Action::Aggregate`] or [`Action::Adopt`] was carried out.
-    Aggregated,
-    /// It could not be, because this site's model may not be used.
-    Refused {
-        /// Whose.
-        site: &'a SiteName,
-        /// What is wrong with it.
-        cause: &'a str,
-    },
-    /// The checkpoint of this round is on disk.
-    Saved {
-        /// Which.
-        round: u32,
-    },
-    /// The link to the parent was down: nobody could answer meanwhile.
-    Reconnected,
-    /// Time passed.
-    Tick,
-}
-
-/// What is to be done, in this order.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// Give this task to these sites and none to others, with the current model (none for `init`).
-    Publish {
-        /// Whom.
-        sites: Vec<SiteName>,
-        /// Its id.
-        task: TaskId,
-        /// `train` or `init`.
-        kind: &'static str,
-    },
-    /// Use this model as the first global one.
-    Adopt(Contribution),
-    /// Make the weighted mean of these the global model of the round.
-    Aggregate {
-        /// Which round.
-        round: u32,
-        /// In the order of the job's sites.
-        parts: Vec<Contribution>,
-    },
-    /// Write the checkpoint: the global model is that of this round.
-    Save(Record),
-    /// Tell the parent.
-    Report(RoundDone),
-    /// Hand over the results; the job is done.
-    Finish,
-    /// The job has failed.
-    Fail {
-        /// Whose failure it is; the first of several.
-        site: Option<SiteName>,
-        /// Why.
-        failure: Failure,
-    },
-}
-
-/// One site's model.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Contribution {
-    /// Whose.
-    pub site: SiteName,
-    /// Where it is.
-    pub model: Payload,
-    /// What it counts for.
-    pub weight: f64,
-}
-
-/// Why a site, or the job, has failed.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    /// One word.
-    pub class: FailureClass,
-    /// What exactly.
-    pub cause: String,
-    /// The last lines of the site's log.
-    #[serde(default)]
-    pub tail: String,
-}
-
-/// What is kept of a round: its line in the history.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Record {
-    /// Which.
-    pub round: u32,
-    /// Weighted means of what the sites measured.
-    pub metrics: BTreeMap<String, f64>,
-    /// Each site that is in it.
-    pub sites: BTreeMap<SiteName, SiteRecord>,
-    /// Who was late, and out of it.
-    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
-    pub late: BTreeSet<SiteName>,
-    /// Who has failed up to now.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub lost: BTreeMap<SiteName, Failure>,
-    /// From the publishing of its tasks to the global model, milliseconds.
-    pub millis: u64,
-}
-
-/// One site in a round.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SiteRecord {
-    /// What its model counted for.
-    pub weight: f64,
-    /// What it measured.
-    pub metrics: BTreeMap<String, f64>,
-}
 
 /// What a site gave in the current round.
 #[derive(Debug)]
@@ -402,14 +286,19 @@ impl Engine {
             && (answered || !matches!(self.state, State::Working | State::Init(_)))
     }
 
-    /// Sites that cannot be done without, or that would leave too few.
-    fn missed_too_much(&self, gone: &[&SiteName], remaining: usize, least: u32) -> Option<String> {
-        if let Some(site) = gone.iter().find(|site| self.rules.mandatory.contains(**site)) {
-            return Some(format!("site {site} is mandatory"));
-        }
-        let least = usize::try_from(least).unwrap_or(usize::MAX);
-        (remaining < least)
-            .then(|| format!("{remaining} of {} sites remain, {least} needed", self.rules.sites.len()))
+    fn mandatory(&self, gone: &[&SiteName]) -> Option<String> {
+        let site = gone.iter().find(|site| self.rules.mandatory.contains(**site))?;
+        Some(format!("site {site} is mandatory"))
+    }
+
+    /// Whether so many sites are too few.
+    fn too_few(&self, found: usize, least: u32) -> bool {
+        u32::try_from(found).is_ok_and(|found| found < least)
+    }
+
+    /// `1 of 3 sites remain, 2 needed`.
+    fn shortage(&self, found: usize, what: &str, least: u32) -> String {
+        format!("{found} of {} sites {what}, {least} needed", self.rules.sites.len())
     }
 
     fn site_failed(
@@ -429,7 +318,9 @@ impl Engine {
         if self.state == State::Saving {
             return;
         }
-        if let Some(why) = self.missed_too_much(&[site], self.active().count(), least) {
+        let left = self.active().count();
+        let short = || self.too_few(left, least).then(|| self.shortage(left, "remain", least));
+        if let Some(why) = self.mandatory(&[site]).or_else(short) {
             let before: Vec<_> = self.lost.keys().filter(|lost| *lost != site).map(AsRef::as_ref).collect();
             let also = if before.is_empty() {
                 String::new()
@@ -449,7 +340,9 @@ impl Engine {
 
     fn check_responses(&mut self, site: &SiteName, failure: &Failure, out: &mut Vec<Action>) {
         let possible = self.answers.len() + self.outstanding().len();
-        if let Some(why) = self.missed_too_much(&[], possible, self.rules.min_responses) {
+        let least = self.rules.min_responses;
+        if self.too_few(possible, least) {
+            let why = self.shortage(possible, "can answer", least);
             let cause = format!("{} ({why} in round {})", failure.cause, self.round);
             self.fail(Some(site), Failure { cause, ..failure.clone() }, out);
         }
@@ -469,7 +362,10 @@ impl Engine {
         }
         let names: Vec<_> = who.iter().map(|(site, ..)| site).collect();
         let possible = self.answers.len() + self.outstanding().len();
-        if let Some(why) = self.missed_too_much(&names, possible, self.rules.min_responses) {
+        let least = self.rules.min_responses;
+        let short =
+            || self.too_few(possible, least).then(|| self.shortage(self.answers.len(), "answered", least));
+        if let Some(why) = self.mandatory(&names).or_else(short) {
             // All that still owe an answer are named: who is first past the hour is chance.
             let mut silent: Vec<_> = self.late.iter().cloned().collect();
             silent.extend(self.outstanding());
