@@ -105,16 +105,15 @@ impl World {
 
     fn file(&self, size: u64) -> (PathBuf, Tree) {
         let path = self.dir.path().join(format!("source-{size}"));
-        let mut seed = size.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-        let bytes: Vec<u8> = (0..size.div_ceil(8))
-            .flat_map(|_| {
-                seed ^= seed << 13;
-                seed ^= seed >> 7;
-                seed ^= seed << 17;
-                seed.to_le_bytes()
-            })
-            .take(usize::try_from(size).unwrap())
-            .collect();
+        // No two blocks alike, and none like a block of a file of another size.
+        let mut block: Vec<u8> =
+            (0..65_536_u32).map(|n| n.wrapping_mul(0x9e37_79b9).to_le_bytes()[3]).collect();
+        let mut bytes = Vec::with_capacity(usize::try_from(size + 65_536).unwrap());
+        while (bytes.len() as u64) < size {
+            block[..8].copy_from_slice(&(bytes.len() as u64 ^ size << 32).to_le_bytes());
+            bytes.extend_from_slice(&block);
+        }
+        bytes.truncate(usize::try_from(size).unwrap());
         fs::write(&path, &bytes).unwrap();
         let tree = hash_file(&path).unwrap();
         assert_eq!(tree.blob().root.0, *blake3::hash(&bytes).as_bytes());
@@ -189,9 +188,9 @@ async fn blobs_go_and_come_whole() {
 #[tokio::test]
 async fn a_cut_upload_goes_on_within_the_piece() {
     let world = World::new().await;
-    let size = 2 * PIECE + 777;
+    let size = PIECE + PIECE / 2 + 777;
     let (path, tree) = world.file(size);
-    world.wire.shared.budget.store(PIECE + PIECE / 2, Ordering::SeqCst);
+    world.wire.shared.budget.store(PIECE + PIECE / 4, Ordering::SeqCst);
     world.upload(&path, &tree).await.unwrap();
     assert!(same(&world.store.path(&tree.blob().root), &path));
     let up = world.wire.shared.up.load(Ordering::SeqCst);
@@ -203,9 +202,9 @@ async fn a_cut_upload_goes_on_within_the_piece() {
 #[tokio::test]
 async fn a_cut_download_goes_on_within_the_piece() {
     let world = World::new().await;
-    let size = 2 * PIECE + 777;
+    let size = PIECE + PIECE / 2 + 777;
     let (path, tree) = world.stored(size);
-    world.wire.shared.budget.store(PIECE + PIECE / 2, Ordering::SeqCst);
+    world.wire.shared.budget.store(PIECE + PIECE / 4, Ordering::SeqCst);
     world.download(&tree, &world.dest()).await.unwrap();
     assert!(same(&world.dest(), &path));
     let down = world.wire.shared.down.load(Ordering::SeqCst);
@@ -215,12 +214,12 @@ async fn a_cut_download_goes_on_within_the_piece() {
 #[tokio::test]
 async fn a_download_survives_what_a_crash_left() {
     let world = World::new().await;
-    let (path, tree) = world.stored(2 * PIECE + 777);
+    let (path, tree) = world.stored(PIECE + PIECE / 2 + 777);
     let part = world.dir.path().join("dest.part");
     let good = fs::read(&path).unwrap();
     let at = usize::try_from(PIECE).unwrap();
-    // A piece and a half, the half with a hole as a crash leaves it; a wrong first piece; too much.
-    let mut hole = good[..at + at / 2].to_vec();
+    // A piece and a quarter, the quarter with a hole as a crash leaves it; a wrong first piece; too much.
+    let mut hole = good[..at + at / 4].to_vec();
     hole[at + 4096..at + 8192].fill(0);
     let mut first = good[..at + 5].to_vec();
     first[17] ^= 1;
@@ -238,7 +237,7 @@ async fn a_download_survives_what_a_crash_left() {
 #[tokio::test]
 async fn wrong_bytes_are_noticed_at_the_end_of_their_piece() {
     let world = World::new().await;
-    let (path, tree) = world.stored(2 * PIECE + 777);
+    let (path, tree) = world.stored(PIECE + 777);
     *world.store.list.lock().unwrap() = Some(tree.clone());
     flip(&path, PIECE + 5);
     let error = world.download(&tree, &world.dest()).await.unwrap_err();
@@ -258,8 +257,8 @@ async fn wrong_bytes_are_noticed_at_the_end_of_their_piece() {
 #[tokio::test]
 async fn a_wrong_piece_list_is_refused_before_any_byte() {
     let world = World::new().await;
-    let (_, tree) = world.stored(2 * PIECE + 777);
-    let (_, other) = world.file(2 * PIECE + 778);
+    let (_, tree) = world.stored(PIECE + 777);
+    let (_, other) = world.file(PIECE + 778);
     *world.store.list.lock().unwrap() = Some(other.clone());
     let error = world.download(&tree, &world.dest()).await.unwrap_err();
     assert!(matches!(error, BlobError::WrongTree { .. }), "{error}");
@@ -282,7 +281,7 @@ async fn what_is_not_there_is_not_found() {
 #[tokio::test]
 async fn a_file_that_changed_after_it_was_hashed_is_refused() {
     let world = World::new().await;
-    for (size, at) in [(70_000, 3), (2 * PIECE + 777, PIECE + 1)] {
+    for (size, at) in [(70_000, 3), (PIECE + 777, PIECE + 1)] {
         let (path, tree) = world.file(size);
         flip(&path, at);
         let error = world.upload(&path, &tree).await.unwrap_err();

@@ -60,6 +60,40 @@ async fn the_server_knows_who_asks() {
 }
 
 #[tokio::test]
+async fn the_fastest_cipher_first_and_nothing_old() {
+    let federation = Federation::new();
+    let server = Server::tcp(federation.acceptor(), router(), limits()).await;
+    let suite = async |config: Arc<rustls::ClientConfig>| {
+        let socket = tokio::net::TcpStream::connect(server.addr.unwrap()).await.unwrap();
+        let name = "fl.example.org".try_into().unwrap();
+        let stream = tokio_rustls::TlsConnector::from(config).connect(name, socket).await.unwrap();
+        stream.get_ref().1.negotiated_cipher_suite().unwrap().suite()
+    };
+    let kit = federation.kit("hospital-a");
+    let config = polder_transport::tls::client_config(&kit).unwrap();
+    assert_eq!(suite(config).await, rustls::CipherSuite::TLS13_AES_128_GCM_SHA256);
+
+    // Only TLS 1.2, as an old proxy would have it, and the other order of preference.
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(kit.trust().certificate().clone()).unwrap();
+    use rustls_pki_types::pem::PemObject as _;
+    let key = rustls_pki_types::PrivateKeyDer::from_pem_slice(kit.key().to_pem().as_bytes()).unwrap();
+    let mut provider = (*polder_transport::tls::provider()).clone();
+    provider.cipher_suites.reverse();
+    let old = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
+        .with_protocol_versions(&[&rustls::version::TLS12])
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_client_auth_cert(vec![kit.certificate().clone()], key)
+        .unwrap();
+    let old = Arc::new(old);
+    assert_eq!(suite(old.clone()).await, rustls::CipherSuite::TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256);
+    let dialer = Dialer::to(&plan().server, old).unwrap().address(server.addr.unwrap());
+    let answer: Value = Client::new(dialer).get("/v1/whoami").fetch().await.unwrap();
+    assert_eq!(answer["name"], "hospital-a");
+}
+
+#[tokio::test]
 async fn json_goes_and_comes_and_errors_say_where() {
     let federation = Federation::new();
     let server = Server::tcp(federation.acceptor(), router(), limits()).await;

@@ -37,8 +37,8 @@ use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Bytes of a piece.
-pub const PIECE: u64 = 16 * 1024 * 1024;
+/// Bytes of a piece. In unit tests a small one, which is as good a subtree.
+pub const PIECE: u64 = if cfg!(test) { 4096 } else { 16 * 1024 * 1024 };
 /// Largest blob there may be: its piece list has 2 MiB.
 pub const LARGEST: u64 = 1 << 40;
 

@@ -205,3 +205,125 @@ impl Partial {
         fs::remove_file(&self.path).map_err(failed(&self.path, "remove"))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::blob::TreeHasher;
+    use proptest::prelude::*;
+    use std::os::unix::fs::FileExt as _;
+
+    fn tree(bytes: &[u8]) -> Tree {
+        let mut hasher = TreeHasher::new();
+        hasher.update(bytes);
+        hasher.finish()
+    }
+
+    /// What happens to a partial file.
+    #[derive(Debug, Clone)]
+    enum Step {
+        /// The next bytes arrive, or some that are wrong from a place on.
+        Write { len: usize, wrong: Option<usize> },
+        /// The sender goes back.
+        Rewind { to: prop::sample::Index },
+        /// The process dies; some bytes on disk are not what was written.
+        Crash { damage: Option<prop::sample::Index>, cut: usize },
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            6 => (1usize..6000, prop::option::weighted(0.1, 0usize..6000))
+                .prop_map(|(len, wrong)| Step::Write { len, wrong }),
+            1 => any::<prop::sample::Index>().prop_map(|to| Step::Rewind { to }),
+            1 => (prop::option::of(any::<prop::sample::Index>()), 0usize..300)
+                .prop_map(|(damage, cut)| Step::Crash { damage, cut }),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn whatever_happens_only_the_blob_is_committed(
+            len in 0usize..40_000,
+            seed: u8,
+            steps in prop::collection::vec(step(), 0..40),
+        ) {
+            let bytes: Vec<u8> = (0..len).map(|n| u8::try_from((n * 7 + n / 256) % 256).unwrap() ^ seed).collect();
+            let tree = tree(&bytes);
+            let dir = tempfile::tempdir().unwrap();
+            let (path, dest) = (dir.path().join("part"), dir.path().join("dest"));
+            let mut partial = Partial::open(&path, tree.clone()).unwrap();
+            for step in steps {
+                let at = usize::try_from(partial.at()).unwrap();
+                match step {
+                    Step::Write { len, wrong } => {
+                        let mut now = bytes[at..bytes.len().min(at + len)].to_vec();
+                        if let Some(byte) = wrong.and_then(|from| now.get_mut(from)) {
+                            *byte ^= 0x80;
+                        }
+                        match partial.write(&now) {
+                            Ok(()) => prop_assert_eq!(partial.at(), (at + now.len()) as u64),
+                            Err(BlobError::WrongPiece { piece, .. }) => prop_assert_eq!(partial.at(), piece * PIECE),
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                    Step::Rewind { to } => partial.rewind(to.index(at + 1) as u64).unwrap(),
+                    Step::Crash { damage, cut } => {
+                        drop(partial);
+                        let file = File::options().read(true).write(true).open(&path).unwrap();
+                        file.set_len(at.saturating_sub(cut) as u64).unwrap();
+                        let left = at.saturating_sub(cut);
+                        if let Some(damage) = damage && left > 0 {
+                            let place = damage.index(left) as u64;
+                            let mut byte = [0];
+                            file.read_exact_at(&mut byte, place).unwrap();
+                            file.write_all_at(&[byte[0] ^ 1], place).unwrap();
+                        }
+                        drop(file);
+                        partial = Partial::open(&path, tree.clone()).unwrap();
+                        prop_assert!(partial.at() <= left as u64);
+                    }
+                }
+            }
+            // At the end the right bytes come, from wherever it stands, and once more where a piece was wrong.
+            for _ in 0..2 {
+                let at = usize::try_from(partial.at()).unwrap();
+                if partial.write(&bytes[at..]).is_ok() {
+                    break;
+                }
+            }
+            prop_assert!(partial.is_complete());
+            partial.commit(&dest, false).unwrap();
+            prop_assert_eq!(fs::read(&dest).unwrap(), bytes);
+            prop_assert!(!path.exists());
+        }
+    }
+
+    #[test]
+    fn what_is_not_whole_is_not_committed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, dest) = (dir.path().join("part"), dir.path().join("dest"));
+        let mut partial = Partial::open(&path, tree(b"twelve bytes")).unwrap();
+        partial.write(b"twelve ").unwrap();
+        let error = partial.rewind(8).unwrap_err();
+        assert!(matches!(error, BlobError::Gap { found: 8, have: 7, .. }), "{error}");
+        let error = partial.write(b"bytes and more").unwrap_err();
+        assert!(matches!(error, BlobError::TooLong { .. }), "{error}");
+        let error = partial.commit(&dest, true).unwrap_err();
+        assert!(matches!(error, BlobError::Incomplete { at: 7, .. }), "{error}");
+        assert!(!dest.exists());
+        let partial = Partial::open(&path, tree(b"twelve bytes")).unwrap();
+        assert_eq!(partial.at(), 7, "it goes on from there");
+        partial.discard().unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn two_do_not_write_the_same_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("part");
+        let first = Partial::open(&path, tree(b"x")).unwrap();
+        assert!(matches!(Partial::open(&path, tree(b"x")), Err(BlobError::Locked(_))));
+        drop(first);
+        Partial::open(&path, tree(b"x")).unwrap();
+    }
+}

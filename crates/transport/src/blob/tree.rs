@@ -264,12 +264,11 @@ mod tests {
 
     #[test]
     fn the_root_is_the_plain_hash_at_every_border() {
-        let all = bytes(5 * PIECE + 7);
+        let all = bytes(9 * PIECE + 7);
         for size in [
             0,
             1,
             1024,
-            65_536,
             PIECE - 1,
             PIECE,
             PIECE + 1,
@@ -281,10 +280,12 @@ mod tests {
             4 * PIECE + 1,
             5 * PIECE,
             5 * PIECE + 7,
+            8 * PIECE,
+            9 * PIECE + 7,
         ] {
             let part = &all[..usize::try_from(size).unwrap()];
             let mut hasher = TreeHasher::new();
-            for piece in part.chunks(700_001) {
+            for piece in part.chunks(701) {
                 hasher.update(piece);
             }
             let tree = hasher.finish();
@@ -320,7 +321,25 @@ mod tests {
 
     proptest! {
         #[test]
-        fn lists_of_any_bytes_are_refused_without_panic(list: Vec<u8>, size in 0u64..1 << 40) {
+        fn the_root_is_the_plain_hash_however_it_is_cut(len in 0..20 * PIECE, cuts in prop::collection::vec(1usize..9000, 1..9)) {
+            let all = bytes(len);
+            let mut hasher = TreeHasher::new();
+            let mut rest = &all[..];
+            for cut in cuts.iter().cycle() {
+                if rest.is_empty() {
+                    break;
+                }
+                let (now, later) = rest.split_at((*cut).min(rest.len()));
+                hasher.update(now);
+                rest = later;
+            }
+            let tree = hasher.finish();
+            prop_assert_eq!(tree.blob().root.0, *blake3::hash(&all).as_bytes());
+            prop_assert_eq!(tree.list().len() as u64, Tree::list_len(len));
+        }
+
+        #[test]
+        fn lists_of_any_bytes_are_refused_without_panic(list: Vec<u8>, size in 0u64..1 << 30) {
             let blob = BlobRef { root: Hash([7; 32]), size };
             prop_assert_eq!(Tree::from_list(blob, &list).is_ok(), size <= PIECE && list.is_empty());
         }

@@ -111,16 +111,24 @@ impl Listener {
         }
     }
 
+    /// The next connection. One that is gone before it was looked at is no error.
     pub(crate) async fn accept(&self) -> io::Result<(Socket, PeerAddr)> {
-        match self {
-            Self::Tcp(listener) => {
-                let (stream, addr) = listener.accept().await?;
-                Ok((prepared(stream)?, PeerAddr::Tcp(addr)))
-            }
-            Self::Unix(listener, _) => {
-                let (stream, _) = listener.accept().await?;
-                let peer = stream.peer_cred()?;
-                Ok((Socket::Unix(stream), PeerAddr::Unix { uid: peer.uid(), pid: peer.pid() }))
+        loop {
+            let accepted = match self {
+                Self::Tcp(listener) => listener
+                    .accept()
+                    .await
+                    .map(|(stream, addr)| prepared(stream).map(|socket| (socket, PeerAddr::Tcp(addr)))),
+                Self::Unix(listener, _) => listener.accept().await.map(|(stream, _)| {
+                    let peer = stream.peer_cred()?;
+                    Ok((Socket::Unix(stream), PeerAddr::Unix { uid: peer.uid(), pid: peer.pid() }))
+                }),
+            };
+            match accepted {
+                Ok(Ok(accepted)) => return Ok(accepted),
+                Ok(Err(error)) => tracing::debug!(%error, "a connection went before it was served"),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error),
             }
         }
     }
