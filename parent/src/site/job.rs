@@ -256,6 +256,10 @@ impl Job {
 
     async fn refuse(&self, class: FailureClass, why: String) {
         self.site.workers().release(self.id, Role::Client).await;
+        // What was fetched before it was found out does not stay.
+        if self.site.workers().state(self.id, Role::Client).is_none() {
+            let _ = tokio::fs::remove_dir_all(self.site.folder_of(self.id)).await;
+        }
         tracing::warn!(job = %self.id.short(), %class, "refused: {why}");
         self.site.write_audit(
             "job_refused",

@@ -300,7 +300,21 @@ fn check_deployment(server: &Server, caller: &Caller, order: &Order, meta: &JobM
 }
 
 /// Every archive is there and keeps the rules; gives the server app's `job.yaml`.
+///
+/// Archives that break a rule do not stay: no job will ever use them.
 async fn check_apps(server: &Server, order: &Order, meta: &JobMeta) -> Result<JobConfig, Problem> {
+    let checked = inspect_apps(server, order, meta).await;
+    if matches!(&checked, Err(problem) if problem.code == ProblemCode::Invalid) {
+        let held = server.store.held(&order.study).await.map_err(|error| stored(&error))?;
+        let area = server.blobs.study(&order.study);
+        for blob in order.apps.values().filter(|blob| !held.contains(&blob.root)) {
+            area.remove(&blob.root);
+        }
+    }
+    checked
+}
+
+async fn inspect_apps(server: &Server, order: &Order, meta: &JobMeta) -> Result<JobConfig, Problem> {
     let area = server.blobs.study(&order.study);
     for (app, blob) in &order.apps {
         check_size(blob)?;
