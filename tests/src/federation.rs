@@ -5,7 +5,9 @@
 //! <root>/fed/                 what `polder provision` made: ca/, kits/
 //! <root>/<parent>/            parent.yaml, local/, state/ of each parent
 //! <root>/home/                what the command line remembers
-//! <root>/trace/               what trainers append to; no parent knows the folder
+//! <root>/data/                what studies may read
+//! /dev/shm/<root>/            what trainers append to: no parent knows the folder, and it is among the few that
+//!                             an isolated worker may write
 //! ```
 //! Dropped, it ends every process beneath the root, the workers of dead parents too.
 
@@ -163,10 +165,13 @@ impl Federation {
         // JSON is YAML.
         write(&self.root.join("project.yml"), &pretty(&project));
         self.provision();
-        for folder in ["home", "trace"] {
+        for folder in ["home", "data"] {
             fs::create_dir(self.root.join(folder)).expect("a new folder");
         }
-        open_to_all(&self.root.join("trace"), 0o1777);
+        fs::create_dir(self.trace_folder()).expect("a new folder");
+        write(&self.trace_file(), "");
+        open_to_all(&self.trace_folder(), 0o755);
+        open_to_all(&self.trace_file(), 0o666);
         self.write_parent("server");
         for site in &self.plan.sites {
             self.write_parent(site);
@@ -187,7 +192,9 @@ impl Federation {
     fn write_parent(&self, name: &str) {
         let folder = self.root.join(name);
         fs::create_dir_all(folder.join("local")).expect("a new folder");
-        let mut config = json!({"state": "state", "launcher": {"process": {"gpus": 0}}});
+        let sdk = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").join("sdk");
+        let read = json!([programs::folder(), self.root.join("data"), sdk]);
+        let mut config = json!({"state": "state", "launcher": {"process": {"gpus": 0, "read": read}}});
         if name == "server" {
             config["name"] = json!("localhost");
             config["role"] = json!("server");
@@ -212,7 +219,13 @@ impl Federation {
     /// The file that trainers append to.
     #[must_use]
     pub fn trace_file(&self) -> PathBuf {
-        self.root.join("trace/trace.jsonl")
+        self.trace_folder().join("trace.jsonl")
+    }
+
+    /// The folder of what trainers write and are held by.
+    #[must_use]
+    pub fn trace_folder(&self) -> PathBuf {
+        Path::new("/dev/shm").join(self.root.file_name().expect("the root has a name"))
     }
 
     /// The kit of a participant.
@@ -328,6 +341,8 @@ impl Drop for Federation {
         for parent in &mut self.parents {
             parent.kill();
         }
+        // A folder that is not there is as good as removed.
+        let _ = fs::remove_dir_all(self.trace_folder());
         // Workers outlive their parents on purpose; their shims may start something while they end.
         for _ in 0..10 {
             let left = process::beneath(&self.root).unwrap_or_default();

@@ -94,3 +94,14 @@ pub fn model(elements: usize, value: f32) -> Vec<u8> {
     bytes.extend(value.to_le_bytes().repeat(elements));
     bytes
 }
+
+/// The f32 values of a safetensors file that holds nothing else.
+///
+/// # Panics
+/// When it is shorter than it says.
+#[must_use]
+pub fn values(model: &[u8]) -> Vec<f32> {
+    let length = u64::from_le_bytes(model[..8].try_into().expect("eight bytes"));
+    let body = 8 + usize::try_from(length).expect("a header in memory");
+    model[body..].as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()
+}

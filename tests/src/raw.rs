@@ -222,13 +222,19 @@ impl<'a> Entry<'a> {
     /// 512 bytes in the ustar format.
     #[must_use]
     pub fn header(&self) -> [u8; 512] {
+        self.header_claiming(self.content.len() as u64)
+    }
+
+    /// The same, claiming this many bytes of content.
+    #[must_use]
+    pub fn header_claiming(&self, size: u64) -> [u8; 512] {
         let mut header = [0u8; 512];
         let mut put = |at: usize, text: &[u8]| header[at..at + text.len()].copy_from_slice(text);
         put(0, self.name.as_bytes());
         put(100, b"0000644\0");
         put(108, b"0000000\0");
         put(116, b"0000000\0");
-        put(124, format!("{:011o}\0", self.content.len()).as_bytes());
+        put(124, format!("{size:011o}\0").as_bytes());
         put(136, b"00000000000\0");
         put(148, b"        ");
         put(156, &[self.kind]);

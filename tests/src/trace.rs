@@ -127,6 +127,9 @@ impl Gate {
             .open(&path)
             .expect("a file");
         file.lock().expect("nobody else holds it exclusively");
+        // Whatever account a trainer runs under: a shared lock needs no more than reading.
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o644))
+            .expect("our own file");
         Self { file, path }
     }
 

@@ -3,13 +3,14 @@
 //! It shows what a site believes by itself: every answer of the site to an assignment is kept, to be waited for.
 
 use polder_api::site::{Ack, Assignment, Desired, Goal, Observation, Observed, Stand, Welcome};
-use polder_api::{PROTOCOL, Problem, ProblemCode, SignedOrder};
-use polder_transport::Body;
+use polder_api::{BlobRef, PROTOCOL, Problem, ProblemCode, SignedOrder};
+use polder_transport::blob::serve_blob;
 use polder_transport::identity::{Kit, RevocationList, Revocations};
-use polder_transport::server::{Call, Limits, Listener, Response, Router, json, respond, serve};
+use polder_transport::server::{Call, Limits, Listener, Response, Router, json, serve};
 use polder_transport::tls::Acceptor;
 use polder_words::{Epoch, Hash, JobId};
 use std::collections::BTreeMap;
+use std::io::Write as _;
 use std::path::Path;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -126,7 +127,12 @@ fn routes(state: Arc<State>) -> Router<State> {
                 .archives
                 .get(&root)
                 .ok_or_else(|| Problem::new(ProblemCode::NotFound, "no such blob"))?;
-            Ok(respond("application/octet-stream", Body::full(bytes.clone())))
+            let blob = BlobRef { root, size: bytes.len() as u64 };
+            let file = tempfile::tempfile().and_then(|mut file| {
+                file.write_all(bytes)?;
+                Ok(file)
+            });
+            serve_blob(call.headers(), file.expect("a temporary file"), &blob)
         })
 }
 

@@ -108,5 +108,7 @@ fn check_study_runtime_says_what_flare_made_of_every_case() {
 
 fn unhex(text: &str) -> Vec<u8> {
     let digits = text.as_bytes().chunks(2);
-    digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex")).collect()
+    digits
+        .map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex"))
+        .collect()
 }
