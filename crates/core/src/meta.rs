@@ -7,9 +7,10 @@
 use crate::error::{Error, Result};
 use crate::resources::{self, LauncherSpec, ResourceSpec};
 use crate::value::{At, Data, Map, Value, from_bytes, to_yaml};
-use indexmap::IndexMap;
+use indexmap::{IndexMap, IndexSet};
 use polder_words::{AppName, SiteName};
 use serde::{Deserialize, Serialize};
+use std::collections::HashSet;
 use std::fmt;
 
 /// The word for every site of the study.
@@ -273,7 +274,7 @@ fn read_deploy_map(at: &At<'_>) -> Result<IndexMap<AppName, Deploy>> {
         return Err(at.refuse("is empty", DEPLOY_MAP));
     }
     let mut out: IndexMap<AppName, Deploy> = IndexMap::new();
-    let mut seen: Vec<SiteName> = Vec::new();
+    let mut seen: HashSet<SiteName> = HashSet::new();
     let mut all = false;
     for (app, sites_at) in entries {
         let app = AppName::new(app).map_err(|error| {
@@ -286,10 +287,9 @@ fn read_deploy_map(at: &At<'_>) -> Result<IndexMap<AppName, Deploy>> {
                 continue;
             }
             let name: SiteName = site.name()?;
-            if seen.contains(&name) {
+            if !seen.insert(name.clone()) {
                 return Err(site.refuse("is a site that already has an app", "each site once"));
             }
-            seen.push(name.clone());
             sites.push(name);
         }
         out.insert(app, if all && sites.is_empty() { Deploy::All } else { Deploy::Sites(sites) });
@@ -334,22 +334,21 @@ fn site_list<'a>(at: &At<'a>) -> Result<Vec<At<'a>>> {
 }
 
 fn read_mandatory(at: &At<'_>, clients: Option<&[SiteName]>, need: Need) -> Result<Vec<SiteName>> {
-    let mut out: Vec<SiteName> = Vec::new();
+    let mut out: IndexSet<SiteName> = IndexSet::new();
+    let known: Option<HashSet<&SiteName>> = clients.map(|clients| clients.iter().collect());
     for item in at.seq()? {
         let site: SiteName = item.name()?;
-        let deployed = match clients {
+        let deployed = match &known {
             None => !site.is_server(),
-            Some([]) => need == Need::Parts,
-            Some(clients) => clients.contains(&site),
+            Some(known) if known.is_empty() => need == Need::Parts,
+            Some(known) => known.contains(&site),
         };
         if !deployed {
             return Err(item.refuse("is not a client of deploy_map", "sites that an app goes to"));
         }
-        if !out.contains(&site) {
-            out.push(site);
-        }
+        out.insert(site);
     }
-    Ok(out)
+    Ok(out.into_iter().collect())
 }
 
 #[cfg(test)]

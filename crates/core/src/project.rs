@@ -4,6 +4,7 @@ use crate::error::Result;
 use crate::value::{At, Fields, Value, from_bytes, to_yaml};
 use indexmap::IndexMap;
 use polder_words::{OrgName, SiteName, StudyName, UserName, UserRole};
+use std::collections::HashSet;
 use std::fmt;
 
 /// The file's usual name.
@@ -308,17 +309,15 @@ fn read_participants(at: &At<'_>, warnings: &mut Vec<String>) -> Result<Particip
     names.extend(sites.iter().map(|site| site.name.as_str()));
     names.extend(users.iter().map(|user| user.name.as_str()));
     // FLARE's policies, and some file systems, do not tell cases apart.
-    let mut seen: Vec<String> = Vec::new();
+    let mut seen: HashSet<String> = HashSet::new();
     for name in names {
-        let lower = name.to_lowercase();
-        if seen.contains(&lower) {
+        if !seen.insert(name.to_lowercase()) {
             return Err(at.refuse_showing(
                 name,
                 "names somebody twice",
                 "each name once, without regard to case",
             ));
         }
-        seen.push(lower);
     }
     Ok((server, sites, users))
 }

@@ -6,7 +6,8 @@ use super::{
 use crate::error::Result;
 use crate::launcher::DockerOptions;
 use crate::scalars::Memory;
-use crate::value::{At, Data, Int, Map, Value, lookup};
+use crate::value::{At, Data, Int, Key, Map, Value, lookup};
+use indexmap::IndexSet;
 use polder_words::{Mode, SiteName};
 
 /// Portable fields and their native counterparts. Slurm is not in the first row: it may hold both forms of GPUs
@@ -78,8 +79,8 @@ pub(super) fn launcher_spec(at: &At<'_>, sites: &[SiteName]) -> Result<()> {
     for (site, block) in at.entries()? {
         block.fields(&modes)?;
         one_spelling(&block)?;
-        let deployed = sites.iter().any(|s| s.as_str() == site);
-        if !deployed && (is_near_default(site) || (!sites.is_empty() && is_slip_of_default(site))) {
+        let near = is_near_default(site) || (!sites.is_empty() && is_slip_of_default(site));
+        if near && !sites.iter().any(|s| s.as_str() == site) {
             let message = "is not a site of deploy_map and nearly `default`; is `default` meant?";
             return Err(block.refuse(message, "`default`, or the names of sites"));
         }
@@ -114,7 +115,9 @@ fn is_near_default(key: &str) -> bool {
 
 /// At most two slips away from `default`, as `Default` and `defautl`; only asked where the sites are known.
 fn is_slip_of_default(key: &str) -> bool {
-    key != LAUNCHER_DEFAULT && strsim::damerau_levenshtein(&key.to_lowercase(), LAUNCHER_DEFAULT) <= 2
+    key != LAUNCHER_DEFAULT
+        && key.len() < 16
+        && strsim::damerau_levenshtein(&key.to_lowercase(), LAUNCHER_DEFAULT) <= 2
 }
 
 fn one_spelling(block: &At<'_>) -> Result<()> {
@@ -138,16 +141,9 @@ pub(crate) fn check_conflicts(
     let empty = Map::new();
     let resources = resource_spec.value().as_map().unwrap_or(&empty);
     let launchers = launcher_spec.value().as_map().unwrap_or(&empty);
-    let mut sites: Vec<&str> = Vec::new();
-    for key in resources.keys().filter(|key| key.as_str() != DEFAULT) {
-        sites.push(key.as_str());
-    }
-    for key in launchers.keys().filter(|key| key.as_str() != LAUNCHER_DEFAULT) {
-        if !sites.contains(&key.as_str()) {
-            sites.push(key.as_str());
-        }
-    }
-    for site in sites {
+    let of_resources = resources.keys().map(Key::as_str).filter(|key| *key != DEFAULT);
+    let of_launchers = launchers.keys().map(Key::as_str).filter(|key| *key != LAUNCHER_DEFAULT);
+    for site in of_resources.chain(of_launchers).collect::<IndexSet<&str>>() {
         let block = lookup(resources, site).and_then(Value::as_map);
         let nested = block.filter(|map| is_nested(map));
         let old_gpus = nested.and_then(|map| lookup(map, "process")).and_then(|p| p.get("num_of_gpus"));
@@ -156,24 +152,32 @@ pub(crate) fn check_conflicts(
         }
         let portable = view.portable(site)?.to_map();
         for (mode, field, natives) in NATIVE {
-            let native = view.launcher(site, mode)?;
-            let clash: Vec<&str> =
-                natives.iter().copied().filter(|key| lookup(&native, key).is_some()).collect();
+            if lookup(&portable, field).is_none() {
+                continue;
+            }
+            let mut clash = Vec::new();
+            for key in natives {
+                if view.option(site, mode, key)?.is_some() {
+                    clash.push(*key);
+                }
+            }
             // The older form states its GPUs twice; that they agree was checked above.
             let twice = old_gpus.is_some() && clash == ["num_of_gpus"];
-            if lookup(&portable, field).is_some() && !clash.is_empty() && !twice {
+            if !clash.is_empty() && !twice {
                 return Err(conflict(at, site, mode, field, &clash));
             }
         }
     }
-    let default_of = |map: &'_ Map, key: &str| lookup(map, key).and_then(Value::as_map).cloned();
-    let portable = default_of(resources, DEFAULT).unwrap_or_default();
-    let launcher = default_of(launchers, LAUNCHER_DEFAULT).unwrap_or_default();
+    let (Some(portable), Some(launcher)) = (lookup(resources, DEFAULT), lookup(launchers, LAUNCHER_DEFAULT))
+    else {
+        return Ok(());
+    };
     for (mode, field, natives) in NATIVE {
         for (key, _) in MODE_KEYS.iter().filter(|(_, m)| *m == mode) {
-            let native = default_of(&launcher, key).unwrap_or_default();
-            let clash: Vec<&str> = natives.iter().copied().filter(|k| lookup(&native, k).is_some()).collect();
-            if lookup(&portable, field).is_some() && !clash.is_empty() {
+            let native = launcher.get(key);
+            let clash: Vec<&str> =
+                natives.iter().copied().filter(|k| native.is_some_and(|n| n.get(k).is_some())).collect();
+            if portable.get(field).is_some() && !clash.is_empty() {
                 return Err(conflict(at, LAUNCHER_DEFAULT, mode, field, &clash));
             }
         }
@@ -202,20 +206,21 @@ fn old_gpu_count(at: &At<'_>, view: &View<'_>, site: &str, gpus: &Value) -> Resu
         )
     };
     let count = crate::value::to_json(gpus);
-    let docker = view.launcher(site, Mode::Docker)?;
-    if lookup(&docker, "device_requests").is_some() {
+    if view.option(site, Mode::Docker, "device_requests")?.is_some() {
         return Err(differs(Mode::Docker, "device_requests", &format!("num_of_gpus: {count}")));
     }
-    for (mode, options) in [(Mode::Docker, docker), (Mode::K8s, view.launcher(site, Mode::K8s)?)] {
-        if let Some(native) = lookup(&options, "num_of_gpus").filter(|native| !same_number(native, gpus)) {
+    for mode in [Mode::Docker, Mode::K8s] {
+        if let Some(native) =
+            view.option(site, mode, "num_of_gpus")?.filter(|native| !same_number(native, gpus))
+        {
             return Err(differs(mode, &crate::value::to_json(native), &count));
         }
     }
-    let slurm = view.launcher(site, Mode::Slurm)?;
     let one = Data::Int(Int::from(1i64)).into();
-    let nodes = lookup(&slurm, "nodes").unwrap_or(&one);
+    let nodes = view.option(site, Mode::Slurm, "nodes")?.unwrap_or(&one);
+    let each = view.option(site, Mode::Slurm, "gpus_per_node")?;
     if let (Some(reserved), Some(nodes), Some(each)) =
-        (gpus.as_int(), nodes.as_int(), lookup(&slurm, "gpus_per_node").and_then(Value::as_int))
+        (gpus.as_int(), nodes.as_int(), each.and_then(Value::as_int))
     {
         let total = nodes.times(each);
         if total != *reserved {

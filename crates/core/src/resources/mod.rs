@@ -222,28 +222,37 @@ impl<'a> View<'a> {
         check::portable(&At::under(self.file, &format!("resource_spec.{site}"), &value))
     }
 
+    /// The blocks that make the options for one launcher, the stronger first: `site[mode]` and `default[mode]`;
+    /// only when neither is there, the older `resource_spec[site][mode]`.
+    fn blocks(&self, site: &str, mode: Mode) -> Result<[Option<&'a Map>; 2]> {
+        if let Some(at) = map_or_nothing(At::under(self.file, "launcher_spec", self.launcher_spec))? {
+            let default = mode_of(&at, LAUNCHER_DEFAULT, mode)?.flatten();
+            let own = mode_of(&at, site, mode)?;
+            if default.is_some() || own.is_some() {
+                return Ok([own.flatten(), default]);
+            }
+        }
+        Ok([self.nested(site, mode)?.map(|at| at.map()).transpose()?, None])
+    }
+
     /// The options for one launcher: `default[mode]` then `site[mode]`, the site's keys win; only when neither is
     /// there, the older `resource_spec[site][mode]`.
     ///
     /// # Errors
     /// When a part is no map.
     pub fn launcher(&self, site: &str, mode: Mode) -> Result<Map> {
-        let mut found = false;
-        let mut out = Map::new();
-        if let Some(at) = map_or_nothing(At::under(self.file, "launcher_spec", self.launcher_spec))? {
-            if let Some(block) = mode_of(&at, LAUNCHER_DEFAULT, mode)?.filter(|m| !m.is_empty()) {
-                found = true;
-                out.extend(block);
-            }
-            if let Some(block) = mode_of(&at, site, mode)? {
-                found = true;
-                out.extend(block);
-            }
-        }
-        if found {
-            return Ok(out);
-        }
-        self.nested(site, mode)?.map_or_else(|| Ok(Map::new()), |at| at.map().cloned())
+        let [own, default] = self.blocks(site, mode)?;
+        let pairs = default.into_iter().chain(own).flatten();
+        Ok(pairs.map(|(key, value)| (key.clone(), value.clone())).collect())
+    }
+
+    /// One option for one launcher, as [`View::launcher`] would have it.
+    ///
+    /// # Errors
+    /// When a part is no map.
+    pub fn option(&self, site: &str, mode: Mode, key: &str) -> Result<Option<&'a Value>> {
+        let [own, default] = self.blocks(site, mode)?;
+        Ok([own, default].into_iter().flatten().find_map(|map| lookup(map, key)))
     }
 }
 
@@ -295,13 +304,12 @@ fn below_mode<'a>(at: &At<'a>, mode: Mode) -> Result<Option<At<'a>>> {
     Ok(None)
 }
 
-/// A mode's block of a site in `launcher_spec`; an empty one is there, null is not.
-fn mode_of(at: &At<'_>, site: &str, mode: Mode) -> Result<Option<Map>> {
+/// A mode's block of a site in `launcher_spec`: `None` when it is not there, `Some(None)` when it is empty.
+fn mode_of<'a>(at: &At<'a>, site: &str, mode: Mode) -> Result<Option<Option<&'a Map>>> {
     let Some(site) = below(at, site)? else { return Ok(None) };
     for (key, _) in MODE_KEYS.iter().filter(|(_, m)| *m == mode) {
         if let Some(value) = lookup(site.map()?, key).filter(|value| !value.is_null()) {
-            let block = map_or_nothing(site.child(key, value))?;
-            return block.map_or_else(|| Ok(Some(Map::new())), |at| at.map().cloned().map(Some));
+            return map_or_nothing(site.child(key, value))?.map(|at| at.map()).transpose().map(Some);
         }
     }
     Ok(None)

@@ -328,6 +328,10 @@ pub(crate) fn unknown_key(at: &At<'_>, key: &str, known: &[&str]) -> Error {
 
 /// The nearest of some words, if it is near: few slips, or the same beginning.
 fn nearest<'k>(word: &str, known: &[&'k str]) -> Option<&'k str> {
+    // A comparison costs the product of the lengths.
+    if word.len() > 64 {
+        return None;
+    }
     known
         .iter()
         .map(|candidate| (strsim::damerau_levenshtein(word, candidate), *candidate))
