@@ -10,6 +10,7 @@ mod federation;
 mod job_folder;
 mod order;
 mod output;
+mod provenance;
 mod server;
 mod state;
 

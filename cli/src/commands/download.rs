@@ -1,10 +1,13 @@
 //! `download`: what a job left, each file verified against its hash, going on where it was cut.
 
 use crate::args::DownloadArgs;
+use crate::job_folder::read_file;
 use crate::output::units::{bytes, count};
 use crate::output::{Ending, Failure, Out};
+use crate::provenance;
 use crate::server::Server;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use jiff::Timestamp;
 use polder_api::ProblemCode;
 use polder_api::user::Job;
 use polder_transport::blob::{self, Transfer};
@@ -22,6 +25,8 @@ pub(crate) struct Downloaded {
     dir: PathBuf,
     /// By name.
     pub(crate) files: BTreeMap<String, Fetched>,
+    /// Who signed how they came about; nobody when the job left no such file.
+    signed_by: Option<String>,
 }
 
 /// One file.
@@ -65,7 +70,11 @@ fn text(done: &Downloaded) -> String {
             if file.kept { "was there".to_owned() } else { String::new() },
         ]);
     }
-    format!("{} in {}, verified\n\n{}", count(done.files.len(), "file"), done.dir.display(), table.print())
+    let signed = match &done.signed_by {
+        Some(server) => format!("verified, and their provenance signed by server {server}"),
+        None => "verified".to_owned(),
+    };
+    format!("{} in {}, {signed}\n\n{}", count(done.files.len(), "file"), done.dir.display(), table.print())
 }
 
 /// Fetches every file of a job into a folder.
@@ -90,15 +99,23 @@ pub(crate) async fn fetch(
     }
     fs::create_dir_all(dir).map_err(|error| Failure::io(dir, "make the folder", &error))?;
     let mut files = BTreeMap::new();
-    for (name, blob) in results.files {
-        let path = dir.join(inside(&name)?);
-        let kept = is_there(&path, blob).await?;
+    for (name, blob) in &results.files {
+        let path = dir.join(inside(name)?);
+        let kept = is_there(&path, *blob).await?;
         if !kept {
-            one(server, &job.id, &name, blob, &path, out).await?;
+            one(server, &job.id, name, *blob, &path, out).await?;
         }
-        files.insert(name, Fetched { path, bytes: blob.size, blake3: blob.root, kept });
+        files.insert(name.clone(), Fetched { path, bytes: blob.size, blake3: blob.root, kept });
     }
-    Ok(Downloaded { job: job.id, dir: dir.to_owned(), files })
+    let signed_by = match files.get(provenance::FILE) {
+        Some(file) => {
+            let bytes = read_file(&file.path)?;
+            let trust = server.kit().trust();
+            Some(provenance::verify(&bytes, trust, &job.id, &results.files, Timestamp::now())?)
+        }
+        None => None,
+    };
+    Ok(Downloaded { job: job.id, dir: dir.to_owned(), files, signed_by })
 }
 
 /// A name that stays in the folder.
@@ -182,6 +199,7 @@ mod tests {
                 ("model.safetensors".to_owned(), file("out/model.safetensors", false)),
             ]
             .into(),
+            signed_by: Some("fl.example.org".to_owned()),
         };
         insta::assert_snapshot!(text(&done));
         insta::assert_json_snapshot!(done);

@@ -111,6 +111,16 @@ pub(crate) fn failure(failure: &Failure) -> String {
     text
 }
 
+/// The beginning of a long name; `--json` has it whole.
+fn short(text: &str) -> String {
+    const MOST: usize = 40;
+    if text.chars().count() <= MOST {
+        text.to_owned()
+    } else {
+        text.chars().take(MOST - 1).chain(['…']).collect()
+    }
+}
+
 /// Where files were put.
 pub(crate) fn files<'a>(dir: &std::path::Path, names: impl Iterator<Item = &'a String>) -> String {
     let names: Vec<&str> = names.map(String::as_str).collect();
@@ -129,7 +139,7 @@ fn workers(workers: &[Worker], now: u64) -> String {
             worker.role.to_string(),
             worker.attempt.to_string(),
             phase,
-            worker.native.clone().unwrap_or_default(),
+            short(worker.native.as_deref().unwrap_or_default()),
             worker.reason.clone().unwrap_or_default(),
         ]);
     }

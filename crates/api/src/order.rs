@@ -13,6 +13,22 @@ use std::collections::{BTreeMap, BTreeSet};
 /// The domain separator under which orders are signed.
 pub const ORDER_DOMAIN: &str = "polder-order-v1";
 
+/// The domain separator under which the server signs how a result came about.
+pub const PROVENANCE_DOMAIN: &str = "polder-provenance-v1";
+
+/// `provenance.json` among a job's results.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SignedProvenance {
+    /// The exact JSON text that was signed.
+    pub provenance: String,
+    /// [`PROVENANCE_DOMAIN`].
+    pub domain: String,
+    /// ECDSA P-256 / SHA-256 signature over domain and text, base64 of the ASN.1 form.
+    pub signature: String,
+    /// The server's certificate, PEM.
+    pub certificate: String,
+}
+
 /// Which sites the order is for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -3,15 +3,13 @@
 use super::job::Job;
 use super::state::Server;
 use polder_api::BlobRef;
+use polder_api::order::{PROVENANCE_DOMAIN, SignedProvenance};
 use polder_transport::identity::KeyError;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
 /// The result's name.
 pub(super) const FILE: &str = "provenance.json";
-/// The domain separator under which it is signed.
-pub(super) const DOMAIN: &str = "polder-provenance-v1";
-
 /// What is signed.
 pub(super) fn document(server: &Server, job: &Job, results: &BTreeMap<String, BlobRef>) -> String {
     let facts = &job.facts;
@@ -51,12 +49,12 @@ pub(super) fn document(server: &Server, job: &Job, results: &BTreeMap<String, Bl
 
 /// The file: the exact text, its signature, and the certificate to check it with.
 pub(super) fn sign(server: &Server, document: &str) -> Result<String, KeyError> {
-    let signature = server.kit.sign(DOMAIN, document.as_bytes())?;
-    let file = json!({
-        "provenance": document,
-        "domain": DOMAIN,
-        "signature": signature,
-        "certificate": server.kit.certificate_pem(),
-    });
-    Ok(format!("{file:#}\n"))
+    let file = SignedProvenance {
+        provenance: document.to_owned(),
+        domain: PROVENANCE_DOMAIN.to_owned(),
+        signature: server.kit.sign(PROVENANCE_DOMAIN, document.as_bytes())?.to_string(),
+        certificate: server.kit.certificate_pem().to_owned(),
+    };
+    let text = serde_json::to_string_pretty(&file).expect("plain data with text keys");
+    Ok(text + "\n")
 }

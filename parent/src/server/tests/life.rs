@@ -214,7 +214,7 @@ async fn from_order_to_result() {
         .verify_pem(
             signed["certificate"].as_str().expect("PEM"),
             jiff::Timestamp::now(),
-            super::super::provenance::DOMAIN,
+            polder_api::order::PROVENANCE_DOMAIN,
             text.as_bytes(),
             &signature,
         )
