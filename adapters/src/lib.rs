@@ -19,6 +19,8 @@ pub struct Places {
     pub state: PathBuf,
     /// The kit; workers do not see it.
     pub kit: PathBuf,
+    /// `parent.yaml`; workers do not see it (it may hold a proxy's password).
+    pub config: PathBuf,
     /// Sockets of the parent that workers dial.
     pub sockets: Vec<PathBuf>,
 }
@@ -49,7 +51,7 @@ pub fn from_config(config: &LauncherConfig, places: &Places) -> Result<Arc<dyn L
 
 fn process(config: &ProcessConfig, places: &Places) -> Settings {
     let mut settings = Settings::new(places.state.join("runs"));
-    settings.hide = vec![places.state.clone(), places.kit.clone()];
+    settings.hide = vec![places.state.clone(), places.kit.clone(), places.config.clone()];
     settings.sockets.clone_from(&places.sockets);
     settings.gpus = match &config.gpus {
         Devices::Auto => Gpus::Auto,
@@ -100,7 +102,12 @@ mod tests {
     }
 
     fn places() -> Places {
-        Places { state: "/nowhere/state".into(), kit: "/nowhere/kit".into(), sockets: Vec::new() }
+        Places {
+            state: "/nowhere/state".into(),
+            kit: "/nowhere/kit".into(),
+            config: "/nowhere/parent.yaml".into(),
+            sockets: Vec::new(),
+        }
     }
 
     #[test]
@@ -123,7 +130,8 @@ mod tests {
         let LauncherConfig::Process(process_config) = &config else { panic!("process") };
         let settings = process(process_config, &places());
         assert_eq!(settings.runs, Path::new("/nowhere/state/runs"));
-        assert_eq!(settings.hide, [PathBuf::from("/nowhere/state"), PathBuf::from("/nowhere/kit")]);
+        let hidden = ["/nowhere/state", "/nowhere/kit", "/nowhere/parent.yaml"].map(PathBuf::from);
+        assert_eq!(settings.hide, hidden);
         assert_eq!((settings.gpus, settings.cpus), (Gpus::Ids(vec!["GPU-a".into()]), Some(3)));
         assert_eq!((settings.memory, settings.user.as_deref()), (Some(2 << 30), Some("fl")));
         assert_eq!(

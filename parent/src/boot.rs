@@ -82,6 +82,7 @@ fn launcher(config: &ParentConfig, folder: &Path, state: &Path) -> anyhow::Resul
     let places = Places {
         state: state.to_owned(),
         kit: folder.join(&config.kit),
+        config: folder.join("parent.yaml"),
         sockets: vec![crate::workers::socket_path(state)?],
     };
     Ok(polder_adapters::from_config(&config.launcher, &places)?)

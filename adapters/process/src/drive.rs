@@ -125,7 +125,10 @@ impl ProcessLauncher {
             let mut open: Vec<&Path> = self.settings.sockets.iter().map(PathBuf::as_path).collect();
             open.push(&self.settings.runs);
             for folder in self.settings.hide.iter().filter(|folder| folder.is_dir()) {
-                account::close(folder, &open)?;
+                account::close(folder, &open).map_err(|error| {
+                    let text = format!("{} cannot be closed to other accounts: {error}", folder.display());
+                    io::Error::new(error.kind(), text)
+                })?;
             }
             for socket in self.settings.sockets.iter().filter(|socket| socket.exists()) {
                 mode(socket, 0o666)?;
@@ -182,6 +185,9 @@ impl ProcessLauncher {
     }
 
     fn sight(&self, attempt: &Attempt) -> Option<Sighting> {
+        if attempt.file(shim::REMOVED).exists() {
+            return None;
+        }
         let look = attempt.look().ok()?;
         let (native, state) = attempt.native(&look)?;
         Some(Sighting { id: attempt.id.clone(), native, state })

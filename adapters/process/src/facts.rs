@@ -182,9 +182,22 @@ fn may_make(folder: &Path) -> bool {
 }
 
 /// System folders: readable for every worker.
-pub const SYSTEM: [&str; 13] = [
-    "/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/proc", "/sys", "/nix",
+pub const SYSTEM: [&str; 14] = [
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/libx32",
+    "/etc",
+    "/opt",
+    "/proc",
+    "/sys",
+    "/nix",
     "/gnu",
+    // Where `/etc/resolv.conf` leads to.
+    "/run/systemd/resolve",
 ];
 
 /// What of the system no worker has to read, although the folder above is open.

@@ -85,6 +85,7 @@ fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
     let places = Places {
         sockets: vec![state.join("worker.sock")],
         kit: folder.join(&config.kit),
+        config: folder.join("parent.yaml"),
         state: state.clone(),
     };
     let launcher = polder_adapters::from_config(&config.launcher, &places).map_err(

@@ -50,13 +50,20 @@ struct Lease {
     allotted: Allotted,
 }
 
-/// What there is and who has it.
-#[derive(Debug, Clone, Default)]
+/// What there is and who has it. Nothing there is, until an offer is known.
+#[derive(Debug, Clone)]
 pub struct Inventory {
     devices: Option<Vec<DeviceId>>,
     cpus: Option<u32>,
     memory: Option<u64>,
     leases: BTreeMap<Key, Lease>,
+}
+
+impl Default for Inventory {
+    fn default() -> Self {
+        // Not `None`: that says that a scheduler hands out as much as is asked for.
+        Self { devices: Some(Vec::new()), cpus: Some(0), memory: Some(0), leases: BTreeMap::new() }
+    }
 }
 
 impl Inventory {

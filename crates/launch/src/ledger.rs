@@ -445,8 +445,8 @@ impl Shell {
         match command {
             Command::Reserve(key, ask, reply) => {
                 let answer = match self.book.get(key) {
-                    Some(row) => Ok(row.lease.clone()),
-                    None => self.book.inventory_mut().take(key, ask),
+                    Some(row) if row.ended().is_none() => Ok(row.lease.clone()),
+                    _ => self.book.inventory_mut().take(key, ask),
                 };
                 let _ = reply.send(answer);
             }
@@ -519,7 +519,11 @@ impl Shell {
                 for id in self.book.relisted(complete, now) {
                     self.stray(id);
                 }
-                self.set_down(None);
+                let was_down =
+                    self.shown.lock().expect("no holder of this lock panics").standing.down.is_some();
+                if was_down {
+                    self.refresh().await;
+                }
                 self.settle_all().await;
             }
             Event::Down(down) => {

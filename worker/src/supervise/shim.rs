@@ -149,7 +149,18 @@ impl Supervised {
             },
             Err(asked) => never(How::NeverStarted, asked),
         };
-        files::write(&self.dir.join(rundir::EXIT), &exit, true)
+        // A disk that is full for a moment must not make a worker that ended well a lost one.
+        let mut tries = 0;
+        loop {
+            match files::write(&self.dir.join(rundir::EXIT), &exit, true) {
+                Err(error) if tries < 60 && self.dir.is_dir() => {
+                    eprintln!("exit.json: {error}");
+                    tries += 1;
+                    std::thread::sleep(Duration::from_secs(1));
+                }
+                done => return done,
+            }
+        }
     }
 
     /// Waits to be told; `Err` when it shall not run.

@@ -145,15 +145,17 @@ async fn nothing_of_the_parent_is_inherited() {
 #[tokio::test]
 async fn prepare_and_start_are_fast() {
     let site = Site::new("true");
-    let mut best = Duration::MAX;
+    let (mut best, mut running) = (Duration::MAX, Duration::MAX);
     for job in 1..=10 {
         let one = One { dir: site.dir.clone(), launcher: site.launcher(), want: site.want(job) };
         let begun = Instant::now();
         one.start().await;
         best = best.min(begun.elapsed());
+        one.until(|state| matches!(state, Native::Running { .. } | Native::Exited(_))).await;
+        running = running.min(begun.elapsed());
         one.exit().await;
     }
-    println!("prepare and start: {best:?}");
+    println!("prepare and start: {best:?}, until it runs: {running:?}");
     // Of a program without optimisation on a shared machine; the promise of 15 ms is for a release.
     assert!(best < Duration::from_millis(60), "{best:?}");
 }
