@@ -154,6 +154,11 @@ impl Server {
             let mut job = cell.job.lock().await;
             let effects = job.resume(now);
             self.carry_out(cell, &mut job, effects).await;
+            // Nobody is connected yet; who does not come back is not waited for.
+            for site in job.keep.sites.clone() {
+                let effects = job.site_connected(&site, false, now);
+                self.carry_out(cell, &mut job, effects).await;
+            }
         }
         if !cells.is_empty() {
             tracing::info!(jobs = cells.len(), "took up the jobs that had not ended");
@@ -175,6 +180,7 @@ impl Server {
         Ok(())
     }
 
+    /// Removes what no job of the study holds: deleted, or uploaded long ago and never ordered.
     async fn sweep_study(&self, study: &StudyName) -> anyhow::Result<()> {
         let held = self.store.held(study).await?;
         let area = self.blobs.study(study);

@@ -9,7 +9,8 @@ use polder_store::Store;
 use polder_words::{OrgName, SiteName, StudyName, UserName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::time::SystemTime;
 
 /// The registry in force.
 pub(super) struct Registry {
@@ -19,6 +20,14 @@ pub(super) struct Registry {
     store: Arc<dyn Store>,
     /// `project.yml` in the server's kit: the studies to begin with, and who takes part.
     project: PathBuf,
+    /// As it was read last.
+    parsed: Mutex<Parsed>,
+}
+
+#[derive(Default)]
+struct Parsed {
+    stamp: Option<(SystemTime, u64)>,
+    project: Option<Arc<Project>>,
 }
 
 fn who<'a>(who: &'a Who) -> Caller<'a> {
@@ -55,6 +64,7 @@ impl Registry {
             changing: tokio::sync::Mutex::new(version),
             store,
             project,
+            parsed: Mutex::default(),
         })
     }
 
@@ -122,19 +132,32 @@ impl Registry {
     }
 
     fn directory(&self, mut sites: BTreeMap<SiteName, OrgName>) -> Directory {
-        let project = read_project(&self.project).unwrap_or_else(|error| {
-            tracing::error!(%error, "project.yml is not accepted");
-            None
-        });
+        let project = self.project();
         let users = project.as_ref().map(|project| {
             let known: BTreeSet<UserName> = project.users.iter().map(|user| user.name.clone()).collect();
             let members = self.now().studies.values().flat_map(|study| study.users.clone()).collect();
             known.union(&members).cloned().collect()
         });
         if let Some(project) = project {
-            sites.extend(project.sites.into_iter().map(|site| (site.name, site.org)));
+            sites.extend(project.sites.iter().map(|site| (site.name.clone(), site.org.clone())));
         }
         Directory { sites, users }
+    }
+
+    /// `project.yml` as it is now: a participant who is provisioned later stands in it then.
+    fn project(&self) -> Option<Arc<Project>> {
+        let mut parsed = self.parsed.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = std::fs::metadata(&self.project).and_then(|meta| Ok((meta.modified()?, meta.len()))).ok();
+        if parsed.stamp != now {
+            parsed.stamp = now;
+            match read_project(&self.project) {
+                Ok(project) => parsed.project = project.map(Arc::new),
+                Err(error) => {
+                    tracing::error!(%error, "project.yml is not accepted; what was read before counts")
+                }
+            }
+        }
+        parsed.project.clone()
     }
 }
 

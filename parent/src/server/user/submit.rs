@@ -30,6 +30,8 @@ const ARCHIVE_LIMIT: u64 = 1 << 30;
 const ORDER_LIMIT: usize = 1 << 20;
 /// Largest meta.
 const META_LIMIT: usize = 256 << 10;
+/// Bytes of the disk that uploads leave free: the database needs room to say that the disk is full.
+const DISK_RESERVE: u64 = 256 << 20;
 /// How far the submitter's clock may be ahead, and how long an order may be valid at most, seconds.
 const SKEW: u64 = 300;
 const LONGEST: u64 = 30 * 86_400;
@@ -65,6 +67,12 @@ async fn upload_of(server: &Server, call: &Call) -> Result<(Area, BlobRef), Prob
     let size = call.query::<u64>("size")?.ok_or_else(|| invalid("size", "the blob's size is missing"))?;
     let blob = BlobRef { root: call.param("root")?, size };
     check_size(&blob)?;
+    match free_bytes(&server.state_dir) {
+        Some(free) if free < size.saturating_add(DISK_RESERVE) => {
+            return Err(Problem::new(ProblemCode::Busy, "the server's disk is too full for this archive"));
+        }
+        _ => {}
+    }
     Ok((server.blobs.study(&caller.study), blob))
 }
 
@@ -192,6 +200,12 @@ async fn check(server: &Server, caller: &Caller, signed: &SignedOrder) -> Result
         });
     }
     check_times(&order, server.now() / 1000)?;
+    if let Some(origin) = order.cloned_from {
+        let row = server.store.job(origin).await.map_err(|error| stored(&error))?;
+        if let Some(row) = row.filter(|row| row.study == order.study) {
+            server.rights.check(&caller.who, Right::CloneJob, Some((&row.submitter, &row.submitter_org)))?;
+        }
+    }
     if order.meta.len() > META_LIMIT {
         return Err(Problem {
             allowed: Some(format!("at most {META_LIMIT} bytes")),
