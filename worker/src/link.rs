@@ -181,8 +181,10 @@ impl Link {
 
 /// Answers that do not change by asking again, unless the parent is still reading its ledger.
 fn is_final(code: ProblemCode) -> bool {
-    matches!(
-        code,
-        ProblemCode::Unauthenticated | ProblemCode::Forbidden | ProblemCode::NotFound | ProblemCode::Conflict
-    )
+    use ProblemCode as Code;
+    match code {
+        Code::Busy | Code::Unreachable | Code::Internal => false,
+        Code::Invalid | Code::Unauthenticated | Code::Forbidden | Code::NotFound => true,
+        Code::Conflict | Code::TooLarge | Code::Usage => true,
+    }
 }

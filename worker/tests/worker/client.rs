@@ -2,8 +2,9 @@ use crate::parent::{Parent, Worker, job, model, trainer, values};
 use polder_api::site::TaskOutcome;
 use polder_api::worker::Stop;
 use polder_words::{FailureClass, Outcome, Role};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use serde_json::{Value, json};
-use std::time::Duration;
 
 fn site_parent(args: &[&str], rounds: u32, more: &Value) -> Parent {
     let trainer = trainer();
@@ -189,7 +190,6 @@ fn a_parent_that_is_another_run_is_told_everything_again() {
     // It forgets the result and comes back.
     parent.go_away();
     parent.heard().results.clear();
-    std::thread::sleep(Duration::from_millis(100));
     parent.come_back(|_| ());
     assert_eq!(done(parent.result(task)).0, [2.0]);
     // It is away while the trainer works.
@@ -212,19 +212,18 @@ fn a_worker_that_is_killed_takes_its_trainer_along() {
         heard.reports.iter().any(|r| r.doing == "training, round 1").then_some(())
     });
     let trainer = child_of(&worker);
+    let trainer = pidfd_open(trainer, PidfdFlags::empty()).expect("it runs");
     drop(worker);
-    let gone = (0..500).any(|_| {
-        std::thread::sleep(Duration::from_millis(10));
-        let stat = std::fs::read_to_string(format!("/proc/{trainer}/stat")).unwrap_or_default();
-        stat.is_empty() || stat.contains(") Z ")
-    });
-    assert!(gone, "the trainer lives on");
+    let mut ended = [PollFd::new(&trainer, PollFlags::IN)];
+    let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
+    assert_eq!(poll(&mut ended, Some(&patience)), Ok(1), "the trainer lives on");
 }
 
-fn child_of(worker: &Worker) -> String {
+fn child_of(worker: &Worker) -> Pid {
     let id = worker.0.id();
     let children = std::fs::read_to_string(format!("/proc/{id}/task/{id}/children")).expect("it runs");
-    children.split_whitespace().next().expect("it has a child").to_owned()
+    let child = children.split_whitespace().next().expect("it has a child").parse().expect("a number");
+    Pid::from_raw(child).expect("not 0")
 }
 
 #[test]
