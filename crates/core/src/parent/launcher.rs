@@ -190,6 +190,8 @@ pub struct SlurmLauncher {
     pub workspace: Option<String>,
     /// Types of GPU a job may ask for.
     pub gpu_types: Vec<String>,
+    /// Whether Pyxis may pull, so that an image may be a reference. Default no.
+    pub pyxis_pulls: bool,
 }
 
 /// The settings of `sbatch` a site fixes.
@@ -242,7 +244,8 @@ fn duration(fields: &Fields<'_>, key: &str, default: u64) -> Result<Duration> {
 
 /// Null, written, waits for ever; 0 does not wait.
 fn pending(fields: &Fields<'_>, default: u64) -> Result<Option<Duration>> {
-    match fields.get("pending_timeout") {
+    // FLARE's Docker launcher calls it `timeout`.
+    match fields.either("pending_timeout", "timeout")?.or_else(|| fields.get("pending_timeout")) {
         None => Ok(Some(Duration::from_secs(default))),
         Some(at) if at.value().is_null() => Ok(None),
         Some(at) => at.duration().map(Some),
@@ -362,6 +365,7 @@ fn docker(at: &At<'_>) -> Result<DockerLauncher> {
         "network",
         "pull",
         "pending_timeout",
+        "timeout",
         "gpus",
         "cpus",
         "memory",
@@ -483,6 +487,7 @@ fn slurm(at: &At<'_>) -> Result<SlurmLauncher> {
         "workspace",
         "workspace_path",
         "gpu_types",
+        "pyxis_pulls",
     ];
     known.extend(DIRECTIVES);
     let fields = at.fields(&known)?;
@@ -546,6 +551,7 @@ fn slurm(at: &At<'_>) -> Result<SlurmLauncher> {
             .map_or(Ok(NODE_PORTS), |at| ports(&at))?,
         workspace: fields.either("workspace", "workspace_path")?.map(|at| absolute(&at)).transpose()?,
         gpu_types: fields.given("gpu_types").map_or(Ok(Vec::new()), |at| at.texts())?,
+        pyxis_pulls: fields.given("pyxis_pulls").map_or(Ok(false), |at| at.bool())?,
     })
 }
 

@@ -168,5 +168,6 @@ fn slurm(settings: &SlurmLauncher) -> Pairs {
     out.push(("multi_node_port_range", Value::from(format!("{first}-{last}"))));
     put(&mut out, "workspace", settings.workspace.as_deref());
     out.push(("gpu_types", texts(&settings.gpu_types)));
+    out.push(("pyxis_pulls", Value::from(settings.pyxis_pulls)));
     out
 }
