@@ -137,25 +137,6 @@ pub fn let_through(path: &Path, account: Account) -> Result<(), String> {
     Ok(())
 }
 
-/// Whether an account may run a program by its path.
-#[must_use]
-pub fn can_run(program: &Path, account: Account) -> bool {
-    let bit = |meta: &fs::Metadata| {
-        let shift = if meta.uid() == account.uid {
-            6
-        } else if meta.gid() == account.gid {
-            3
-        } else {
-            0
-        };
-        meta.mode() >> shift & 1 == 1
-    };
-    program
-        .ancestors()
-        .filter(|path| !path.as_os_str().is_empty())
-        .all(|path| fs::metadata(path).is_ok_and(|m| bit(&m)))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

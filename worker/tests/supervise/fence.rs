@@ -84,6 +84,27 @@ async fn an_account_of_its_own() {
 }
 
 #[tokio::test]
+async fn a_program_the_account_cannot_reach_runs_nevertheless() {
+    if !rustix::process::geteuid().is_root() {
+        return;
+    }
+    // As a parent's own build in somebody's home folder: the worker is the shim's program, run by descriptor.
+    let mut site = Site::new("");
+    let home = site.state().parent().expect("a folder").join("home");
+    fs::create_dir(&home).expect("a folder");
+    fs::set_permissions(&home, std::os::unix::fs::PermissionsExt::from_mode(0o700)).expect("closed");
+    let program = home.join("polder-worker");
+    fs::copy(env!("CARGO_BIN_EXE_polder-worker"), &program).expect("copied");
+    site.settings.user = Some("64001".into());
+    site.settings.shim = None;
+    site.settings.worker_args = Some(vec!["--version".into()]);
+    let mut one = One::new(&site);
+    one.want.worker = program;
+    assert_eq!(one.run().await.outcome, polder_words::Outcome::Completed, "{}", one.log());
+    assert!(one.log().starts_with("polder-worker "), "{}", one.log());
+}
+
+#[tokio::test]
 async fn a_namespace_of_its_own() {
     let mut site = site(Isolation::UserNamespace);
     // Same account, so signals and environment are as open as the account is; only files are hidden.
