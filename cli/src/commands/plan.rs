@@ -9,10 +9,9 @@ use crate::job_folder::{read_file, refused};
 use crate::output::{Ending, Failure, Out};
 use polder_adapters::{AdapterError, Places};
 use polder_api::{Problem, ProblemCode};
-use polder_core::launcher::SlurmSandbox;
 use polder_core::meta::{JobMeta, Need};
 use polder_core::parent::{Devices, LauncherConfig, ParentConfig};
-use polder_core::study_runtime::{Reading, StudyRuntimes};
+use polder_core::study_runtime::StudyRuntimes;
 use polder_core::value::{At, Value, from_bytes};
 use polder_launch::launcher::{DeviceId, default_max_restarts};
 use polder_launch::{Allotted, Plan, Refusal, Resolved};
@@ -51,7 +50,7 @@ fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
 
     let runtime_file = name(&args.study_runtime);
     let files = beside(args.study_runtime.parent().unwrap_or(Path::new(".")));
-    let reading = Reading::new(config.mode(), &files);
+    let reading = config.reading(&files);
     let studies = StudyRuntimes::parse(&runtime_file, &read_file(&args.study_runtime)?, &reading)
         .map_err(|error| refused(&error))?;
     let study = study_of(args, &document, &studies)?;
@@ -60,7 +59,7 @@ fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
         out.note(&format!("warning: {warning}"));
     }
     runtime
-        .check_launch(&runtime_file, config.mode(), SlurmSandbox::None)
+        .check_launch(&runtime_file, config.mode(), config.slurm_sandbox())
         .map_err(|error| refused(&error))?;
 
     let beside_config = args.config.parent().filter(|folder| !folder.as_os_str().is_empty());

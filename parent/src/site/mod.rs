@@ -28,7 +28,7 @@ use job::Job;
 use polder_api::site::{Amount, Assignment, Down, Offer, Stand};
 use polder_core::authz::Policy;
 use polder_core::parent::ParentConfig;
-use polder_core::study_runtime::{Reading, StudyRuntime, StudyRuntimes};
+use polder_core::study_runtime::{StudyRuntime, StudyRuntimes};
 use polder_launch::Standing;
 use polder_store::{Audit, DocumentStore as _, Sqlite};
 use polder_transport::client::{Client, Dialer, Proxy};
@@ -255,13 +255,13 @@ impl Site {
         };
         let base = path.parent().map(Path::to_owned).unwrap_or_default();
         let files = |name: &str| std::fs::read(base.join(name)).map_err(|error| error.to_string());
-        let reading = Reading::new(self.config.launcher.mode(), &files);
+        let reading = self.config.reading(&files);
         let runtimes = StudyRuntimes::parse(&shown, &bytes, &reading)?;
         let (runtime, warning) = runtimes.of(&shown, study);
         for warning in runtimes.warnings.iter().chain(&warning) {
             tracing::warn!("{warning}");
         }
-        runtime.check_launch(&shown, self.config.launcher.mode(), study_runtime_sandbox(&self.config))?;
+        runtime.check_launch(&shown, self.config.launcher.mode(), self.config.slurm_sandbox())?;
         Ok(runtime)
     }
 
@@ -279,13 +279,6 @@ impl Site {
     /// How a job stands, for `observed`.
     fn stand(&self, job: JobId) -> Option<Stand> {
         self.job(job).map(|job| job.stand())
-    }
-}
-
-fn study_runtime_sandbox(config: &ParentConfig) -> polder_core::launcher::SlurmSandbox {
-    match &config.launcher {
-        polder_core::parent::LauncherConfig::Slurm(slurm) => slurm.sandbox,
-        _ => polder_core::launcher::SlurmSandbox::None,
     }
 }
 

@@ -15,6 +15,8 @@ pub use launcher::{
 };
 
 use crate::error::Result;
+use crate::launcher::SlurmSandbox;
+use crate::study_runtime::{Files, Reading};
 use crate::value::{At, from_bytes, to_yaml};
 use polder_words::{Mode, Role, SiteName};
 use std::fmt;
@@ -304,6 +306,22 @@ impl ParentConfig {
     #[must_use]
     pub fn mode(&self) -> Mode {
         self.launcher.mode()
+    }
+
+    /// How Slurm steps are closed off where a study does not say; `none` for other launchers.
+    #[must_use]
+    pub fn slurm_sandbox(&self) -> SlurmSandbox {
+        match &self.launcher {
+            LauncherConfig::Slurm(slurm) => slurm.sandbox,
+            _ => SlurmSandbox::None,
+        }
+    }
+
+    /// How this site reads its study file; `files` are those beside it.
+    #[must_use]
+    pub fn reading<'a>(&self, files: &'a dyn Files) -> Reading<'a> {
+        let pyxis_pulls = matches!(&self.launcher, LauncherConfig::Slurm(slurm) if slurm.pyxis_pulls);
+        Reading { mode: self.mode(), files, pyxis_pulls }
     }
 
     /// A path of this file: relative ones are beside the file.
