@@ -274,15 +274,19 @@ fn place(state: &Path) -> Result<(PathBuf, Option<PathBuf>)> {
     if socket.as_os_str().len() <= LONGEST {
         return Ok((socket, None));
     }
-    for n in 0..100 {
-        let folder = std::env::temp_dir().join(format!("polder-{}-{n}", std::process::id()));
-        if folder.as_os_str().len() + 2 > LONGEST {
-            break;
-        }
-        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
-            Ok(()) => return Ok((folder.join("t"), Some(folder))),
-            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-            Err(error) => return Err(error).with_context(|| format!("cannot make {}", folder.display())),
+    // The folder for temporary files often lies in the run directory, and is as long; shared memory is there in
+    // containers and behind fences too.
+    for place in [std::env::temp_dir(), PathBuf::from("/dev/shm"), PathBuf::from("/tmp")] {
+        for n in 0..100 {
+            let folder = place.join(format!("polder-{}-{n}", std::process::id()));
+            if folder.as_os_str().len() + 2 > LONGEST {
+                break;
+            }
+            match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+                Ok(()) => return Ok((folder.join("t"), Some(folder))),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(_) => break,
+            }
         }
     }
     anyhow::bail!(
