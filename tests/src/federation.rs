@@ -512,7 +512,8 @@ impl User<'_> {
     #[must_use]
     #[track_caller]
     pub fn wait(&self, job: &str) -> Value {
-        let _ = run_within(&mut self.command(&["watch", job, "--json"]), programs::LIMIT);
+        let said = run_within(&mut self.command(&["watch", job, "--json"]), programs::LIMIT);
+        assert!(matches!(said.code, Some(0 | 1)), "{said:?}");
         self.json(&["show", job])
     }
 }
