@@ -275,15 +275,16 @@ fn read_deploy_map(at: &At<'_>) -> Result<IndexMap<AppName, Deploy>> {
     }
     let mut out: IndexMap<AppName, Deploy> = IndexMap::new();
     let mut seen: HashSet<SiteName> = HashSet::new();
-    let mut all = false;
+    let mut all = 0usize;
     for (app, sites_at) in entries {
         let app = AppName::new(app).map_err(|error| {
             at.refuse_below(app, app, &format!("is not an {}", error.what), error.allowed)
         })?;
         let mut sites = Vec::new();
+        let all_before = all;
         for site in site_list(&sites_at)? {
             if site.any_text()?.eq_ignore_ascii_case(ALL) {
-                all = true;
+                all += 1;
                 continue;
             }
             let name: SiteName = site.name()?;
@@ -292,12 +293,12 @@ fn read_deploy_map(at: &At<'_>) -> Result<IndexMap<AppName, Deploy>> {
             }
             sites.push(name);
         }
-        out.insert(app, if all && sites.is_empty() { Deploy::All } else { Deploy::Sites(sites) });
+        out.insert(app, if all > all_before { Deploy::All } else { Deploy::Sites(sites) });
     }
-    if all && (out.len() > 1 || !seen.is_empty()) {
+    if all > 1 || (all == 1 && !seen.is_empty()) {
         return Err(at.refuse("names `@ALL` beside other sites or apps", "`@ALL` alone"));
     }
-    if all {
+    if all == 1 {
         return Ok(out);
     }
     if !seen.iter().any(SiteName::is_server) {
@@ -385,6 +386,7 @@ mod tests {
             (r#"{"deploy_map": {"app": ["server"]}}"#, "names no client"),
             (r#"{"deploy_map": {"app": ["@ALL", "a"]}}"#, "beside other sites"),
             (r#"{"deploy_map": {"app": ["@ALL"], "b": ["@ALL"]}}"#, "beside other sites"),
+            (r#"{"deploy_map": {"app": ["@ALL", "@all"]}}"#, "beside other sites"),
             (r#"{"deploy_map": {"app": ["server", "a", "a"]}}"#, "already has an app"),
             (r#"{"deploy_map": {"../x": ["@ALL"]}}"#, "is not an app name"),
             (r#"{"deploy_map": {"app": ["server", "a"]}, "min_clients": 2}"#, "is more than the 1 clients"),
