@@ -60,15 +60,24 @@ fn end(out: &mut Out, ended: Result<(), Ending>) -> u8 {
     }
 }
 
-/// Waits until a person or the system asks this program to end.
-async fn interrupt() {
-    use tokio::signal::unix::{SignalKind, signal};
-    let mut terminate = signal(SignalKind::terminate()).expect("signals can be listened to");
-    let mut hangup = signal(SignalKind::hangup()).expect("signals can be listened to");
-    tokio::select! {
-        _ = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
-        _ = hangup.recv() => {}
+/// Wishes of a person or the system that this program end: heard from the moment this is made.
+struct Interrupts([tokio::signal::unix::Signal; 3]);
+
+impl Interrupts {
+    fn listen() -> Self {
+        use tokio::signal::unix::{SignalKind, signal};
+        let kinds = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()];
+        Self(kinds.map(|kind| signal(kind).expect("signals can be listened to")))
+    }
+
+    /// Waits for one.
+    async fn wait(&mut self) {
+        let [interrupt, terminate, hangup] = &mut self.0;
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
     }
 }
 

@@ -6,14 +6,15 @@
 
 use crate::args::LogsArgs;
 use crate::output::units::plain;
-use crate::output::{Ending, Out};
+use crate::output::{Ending, Failure, Out};
 use crate::server::{Server, refused};
-use polder_api::user::{EventKind, Events, Log};
+use polder_api::user::{EventKind, Events, Job, Log};
 use polder_api::{LONG_POLL_SECONDS, ProblemCode};
 use polder_transport::client::{Client, ClientError, escape};
 use polder_words::{JobId, Role, SiteName};
 use serde::Serialize;
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 use tokio::task::JoinSet;
 
@@ -42,6 +43,18 @@ struct Stream {
 enum News {
     Events(Result<Events, ClientError>),
     Log(Source, Result<Log, ClientError>),
+}
+
+async fn log_once(
+    client: &Client,
+    job: JobId,
+    (site, role): &Source,
+    after: u64,
+    wait: u64,
+) -> Result<Log, ClientError> {
+    let site = escape(site.as_str());
+    let path = format!("/v1/user/jobs/{job}/logs?site={site}&role={role}&after={after}&wait={wait}");
+    client.get(&path).long_poll(Duration::from_secs(wait)).fetch().await
 }
 
 struct Reader<'a> {
@@ -110,12 +123,7 @@ impl Reader<'_> {
         let wait = if self.args.follow { LONG_POLL_SECONDS } else { 0 };
         self.asked.spawn(async move {
             tokio::time::sleep(pause).await;
-            let path = format!(
-                "/v1/user/jobs/{job}/logs?site={}&role={}&after={after}&wait={wait}",
-                escape(source.0.as_str()),
-                source.1
-            );
-            let answer = client.get(&path).long_poll(Duration::from_secs(wait)).fetch().await;
+            let answer = log_once(&client, job, &source, after, wait).await;
             News::Log(source, answer)
         });
     }
@@ -186,4 +194,25 @@ impl Reader<'_> {
         }
         Ok(())
     }
+}
+
+/// Writes what there is of every worker's log into a folder, a file each.
+pub(crate) async fn save(server: &mut Server, job: &Job, dir: &Path) -> Result<(), Failure> {
+    std::fs::create_dir_all(dir).map_err(|error| Failure::io(dir, "make the folder", &error))?;
+    for worker in &job.workers {
+        let (mut text, mut after) = (String::new(), 0);
+        loop {
+            let source = (worker.site.clone(), worker.role);
+            let log = log_once(server.client(), job.id, &source, after, 0).await;
+            let log = log.map_err(|error| refused(&error))?;
+            text.push_str(&log.text);
+            after = log.next;
+            if log.end || log.text.is_empty() {
+                break;
+            }
+        }
+        let file = dir.join(format!("{}.log", worker.site));
+        std::fs::write(&file, text).map_err(|error| Failure::io(&file, "write", &error))?;
+    }
+    Ok(())
 }

@@ -21,6 +21,7 @@ const FEDERATION: &str = "simulation";
 pub(crate) async fn simulate(args: &SimulateArgs, out: &mut Out) -> Result<(), Ending> {
     let folder = JobFolder::open(&args.job)?;
     let sites = sites(&folder, args)?;
+    let mut interrupts = crate::Interrupts::listen();
     let state = State::find()?;
     record::sweep_stale(&state);
     let place = Record::new(&state, "polder-sim-")?;
@@ -36,8 +37,8 @@ pub(crate) async fn simulate(args: &SimulateArgs, out: &mut Out) -> Result<(), E
     };
     out.note(&format!("starting {} sites on this machine", spec.sites.len()));
     let ended = tokio::select! {
+        () = interrupts.wait() => Err(Ending::Said(INTERRUPTED)),
         ended = run(&spec, &folder, args, out) => ended,
-        () = crate::interrupt() => Err(Ending::Said(INTERRUPTED)),
     };
     if let Err(Ending::Said(INTERRUPTED)) = ended {
         out.note("interrupted; nothing was left running");
@@ -50,13 +51,22 @@ async fn run(spec: &Spec, folder: &JobFolder, args: &SimulateArgs, out: &mut Out
     let mut server = federation.server().await?;
     let id = send(&mut server, folder).await?;
     let Some(job) = until_end(&mut server, id, out).await? else { return Err(Ending::Said(INTERRUPTED)) };
+    let dir = args.out.clone().unwrap_or_else(|| default_dir(&job));
+    let logs = dir.join("logs");
+    super::logs::save(&mut server, &job, &logs).await?;
     if job.phase != JobPhase::Completed {
         out.result(&job, summary)?;
+        out.note(&format!("every worker's log is in {}", logs.display()));
         return Err(Ending::Said(1));
     }
-    let dir = args.out.clone().unwrap_or_else(|| default_dir(&job));
     let done: Downloaded = fetch(&mut server, &job, &dir, out).await?;
-    out.result(&job, |job| format!("{}{}", summary(job), text::files(&dir, done.files.keys())))
+    out.result(&job, |job| {
+        format!(
+            "{}{}",
+            summary(job),
+            text::files(&dir, done.files.keys().map(String::as_str).chain(["logs/"]))
+        )
+    })
 }
 
 /// The sites: those the job names, else as many as asked for.

@@ -122,8 +122,8 @@ fn short(text: &str) -> String {
 }
 
 /// Where files were put.
-pub(crate) fn files<'a>(dir: &std::path::Path, names: impl Iterator<Item = &'a String>) -> String {
-    let names: Vec<&str> = names.map(String::as_str).collect();
+pub(crate) fn files<'a>(dir: &std::path::Path, names: impl Iterator<Item = &'a str>) -> String {
+    let names: Vec<&str> = names.collect();
     format!("in {}: {}\n", dir.display(), names.join(", "))
 }
 

@@ -52,9 +52,10 @@ pub(crate) async fn demo(args: &DemoArgs, out: &mut Out) -> Result<(), Ending> {
             .hint("`polder demo --stop` stops it")
             .into());
     }
+    let mut interrupts = crate::Interrupts::listen();
     let ended = tokio::select! {
+        () = interrupts.wait() => Err(Ending::Said(INTERRUPTED)),
         ended = run(args, &state, out) => ended,
-        () = crate::interrupt() => Err(Ending::Said(INTERRUPTED)),
     };
     if let Err(Ending::Said(INTERRUPTED)) = ended {
         out.note("interrupted; nothing was left running");
