@@ -13,8 +13,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::rc::Rc;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, mpsc};
 use tokio::task::LocalSet;
+use tokio_util::sync::CancellationToken;
 
 /// From the command line.
 pub(crate) struct Options {
@@ -26,6 +28,8 @@ pub(crate) struct Options {
 
 /// Log lines and metrics wait so long for more of them.
 const GATHER: Duration = Duration::from_millis(300);
+/// How long a worker that was told to end tries to tell its parent.
+const LAST_WORDS: Duration = Duration::from_secs(3);
 /// After an outage of this length the clocks of a round begin anew.
 const OUTAGE: Duration = Duration::from_secs(2);
 
@@ -39,6 +43,8 @@ pub(crate) struct Desk {
     pub(crate) report: RefCell<Report>,
     /// There is something new for a report.
     pub(crate) news: Notify,
+    /// The machine, or its scheduler, wants this worker to end (TERM).
+    pub(crate) told_to_end: CancellationToken,
 }
 
 /// News from the parent.
@@ -79,6 +85,13 @@ async fn work(handover: Handover, orphan_after: Duration) -> Result<ExitCode> {
             log: None,
         }),
         news: Notify::new(),
+        told_to_end: CancellationToken::new(),
+    });
+    let mut term = signal(SignalKind::terminate())?;
+    let told_to_end = desk.told_to_end.clone();
+    tokio::task::spawn_local(async move {
+        term.recv().await;
+        told_to_end.cancel();
     });
     let (sender, news) = mpsc::channel(4);
     let polling = tokio::task::spawn_local(keep_asking(desk.link.clone(), sender));
@@ -101,12 +114,24 @@ async fn work(handover: Handover, orphan_after: Duration) -> Result<ExitCode> {
         desk.log.borrow_mut().say(&format!("{class}: {cause}"));
     }
     desk.log.borrow_mut().close();
-    desk.flush_log().await?;
-    tell_outcome(&desk, &ending).await?;
+    let last_words = async {
+        desk.flush_log().await?;
+        tell_outcome(&desk, &ending).await
+    };
+    tokio::select! {
+        told = last_words => told?,
+        // Who was told to end will be made to end soon, whether the parent is there or not.
+        () = patience_after(&desk.told_to_end) => anyhow::bail!("told to end, and the parent does not answer"),
+    }
     Ok(match ending.outcome {
         Outcome::Completed => ExitCode::SUCCESS,
         Outcome::Failed { .. } => ExitCode::FAILURE,
     })
+}
+
+async fn patience_after(told_to_end: &CancellationToken) {
+    told_to_end.cancelled().await;
+    tokio::time::sleep(LAST_WORDS).await;
 }
 
 async fn tell_outcome(desk: &Desk, ending: &Ending) -> Result<(), Lost> {

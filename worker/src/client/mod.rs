@@ -44,6 +44,13 @@ const KILL_AT: f64 = 0.8;
 /// And asked to end before that.
 const TERM_AT: f64 = 0.4;
 
+/// The cause when a scheduler or a person ends this worker from outside.
+const TOLD_TO_END: &str = "ended from outside (TERM)";
+/// What a trainer has then, in seconds.
+const TERM_GRACE: u64 = 10;
+/// Longest cause that is told.
+const CAUSE: usize = 1000;
+
 /// What the trainer did.
 pub(crate) enum Did {
     /// It took the task.
@@ -81,6 +88,7 @@ struct Site {
     answered: BTreeSet<TaskId>,
     deadline: Option<Instant>,
     stop: Option<(Stop, Instant)>,
+    told_to_end: bool,
 }
 
 /// Works until the job is over.
@@ -112,6 +120,7 @@ pub(crate) async fn work(
         answered: BTreeSet::new(),
         deadline: None,
         stop: None,
+        told_to_end: false,
     };
     let mut end = match site.spec.trainer.mode {
         TrainerMode::Session => site.start(&[]).err(),
@@ -148,15 +157,33 @@ pub(crate) async fn work(
                 return Err(site.abandon(lost).await);
             }
             () = sleep_until(until) => end = site.time_passed(),
+            () = desk.told_to_end.cancelled(), if !site.told_to_end => {
+                site.told_to_end = true;
+                if site.stop.is_none() {
+                    let why = TOLD_TO_END.to_owned();
+                    end = site.stopped(Stop { why, grace_seconds: TERM_GRACE });
+                } else if let Some(program) = &mut site.program {
+                    program.signal_term();
+                }
+            }
         }
     }
     if let Some(mut program) = site.program.take() {
         program.kill().await;
     }
-    // The result (a failure, often) is worth more than the outcome: the workflow waits for it.
-    tokio::select! {
-        () = site.result.heard() => {}
-        lost = &mut telling => return Err(lost.unwrap_or_else(|error| Lost::Denied(error.to_string()))),
+    // The result (a failure, often) is worth more than the outcome: the workflow waits for it. A parent
+    // that wants this worker to end wants no result any more.
+    while site.stop.is_none() {
+        tokio::select! {
+            () = site.result.heard() => break,
+            lost = &mut telling => return Err(lost.unwrap_or_else(|error| Lost::Denied(error.to_string()))),
+            found = news.recv() => match found {
+                Some(Ok(found)) => site.stop = found.next.stop.map(|stop| (stop, Instant::now())),
+                Some(Err(lost)) => return Err(lost),
+                None => break,
+            },
+            () = desk.told_to_end.cancelled() => break,
+        }
     }
     telling.abort();
     Ok(ended(end.unwrap_or(Outcome::Completed)))
@@ -208,7 +235,8 @@ impl Site {
     /// Ends the worker with a failure, which is also the answer to the task. A failure that a new attempt
     /// may mend is none of the task's.
     fn fail(&mut self, class: FailureClass, cause: impl Into<String>) -> Outcome {
-        let cause = cause.into();
+        let mut cause = cause.into();
+        cause.truncate(cause.floor_char_boundary(CAUSE));
         let tail = self.desk.tail();
         if let Some(work) = self.work.as_ref().filter(|_| !class.is_worth_retrying()) {
             let task = work.task.id;
@@ -462,6 +490,7 @@ impl Site {
         self.desk.doing(format!("stopping: {}", stop.why), None);
         self.deadline = None;
         self.counter.done();
+        self.result.set(None);
         let finished = is_finished(&stop.why);
         let why = stop.why.clone();
         let grace = stop.grace_seconds;
@@ -479,7 +508,11 @@ impl Site {
     }
 
     fn after_stop(&self, why: &str) -> Outcome {
-        if is_finished(why) { Outcome::Completed } else { self.failed(FailureClass::Aborted, why) }
+        match why {
+            _ if is_finished(why) => Outcome::Completed,
+            TOLD_TO_END => self.failed(FailureClass::Preempted, why),
+            _ => self.failed(FailureClass::Aborted, why),
+        }
     }
 
     /// The parent is gone for good.

@@ -23,8 +23,8 @@ const LONGEST: usize = 107;
 const LINE: u64 = 1 << 20;
 /// Models up to this size are checked at once, larger ones beside the loop.
 const AT_ONCE: u64 = 1 << 20;
-/// Metric points that wait for the next report.
-const POINTS: usize = 4096;
+/// Values of metrics that wait for the next report; more in one moment are left out.
+const POINTS: usize = 2000;
 
 /// Where the trainer asks.
 pub(crate) struct Counter {
@@ -157,9 +157,13 @@ impl Counter {
             Request::Receive => self.receive().await,
             Request::Send { path, weight, metrics } => self.send(path, weight, metrics).await,
             Request::Metrics { step, metrics } => {
+                if let Err(cause) = take::few(&metrics) {
+                    return refuse(cause);
+                }
                 let round = self.handed.get().map_or(0, |(task, _)| task.round);
                 let mut report = self.desk.report.borrow_mut();
-                if report.metrics.len() < POINTS {
+                let waiting: usize = report.metrics.iter().map(|point| point.values.len()).sum();
+                if waiting + metrics.len() <= POINTS {
                     report.metrics.push(MetricPoint { round, step, values: metrics });
                 }
                 drop(report);
@@ -219,7 +223,10 @@ impl Counter {
             return Reply::Ok;
         };
         self.checking.set(self.checking.get() + 1);
-        let model = self.check(path, header).await;
+        let model = match take::few(&metrics) {
+            Ok(()) => self.check(path, header).await,
+            Err(cause) => Err(cause),
+        };
         self.handed.set(Some((task, true)));
         let reply = match &model {
             Ok(_) => Reply::Ok,

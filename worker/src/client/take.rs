@@ -19,6 +19,9 @@ use std::path::{Component, Path, PathBuf};
 
 /// Largest metrics file of a trainer.
 const METRICS_LIMIT: u64 = 256 << 10;
+/// Most metrics at a time, and bytes of a metric's name.
+const METRICS: usize = 1000;
+const METRIC_NAME: usize = 200;
 
 /// A model that may go up.
 #[derive(Debug)]
@@ -102,6 +105,17 @@ fn open_below(run_dir: &Path, relative: &str) -> std::io::Result<File> {
     }
 }
 
+/// Whether metrics are few and short enough to go up in a message.
+pub(crate) fn few(metrics: &BTreeMap<String, f64>) -> Result<(), String> {
+    if metrics.len() > METRICS {
+        return Err(format!("it gives {} metrics; allowed are {METRICS} at a time", metrics.len()));
+    }
+    match metrics.keys().find(|name| name.len() > METRIC_NAME) {
+        Some(name) => Err(format!("a metric's name has {} bytes; allowed are {METRIC_NAME}", name.len())),
+        None => Ok(()),
+    }
+}
+
 /// What a process of `mode: per_round` wrote about its round, if it did:
 /// `{"weight": 120, "metrics": {"loss": 0.3}}` or plain `{"num_samples": 120, "loss": 0.3}`.
 pub(crate) fn metrics(path: &Path) -> Result<(Option<f64>, BTreeMap<String, f64>), String> {
@@ -130,6 +144,7 @@ pub(crate) fn metrics(path: &Path) -> Result<(Option<f64>, BTreeMap<String, f64>
             _ => return Err(wrong(format!("{name:?} is not a number"))),
         }
     }
+    few(&metrics).map_err(wrong)?;
     Ok((weight, metrics))
 }
 

@@ -94,11 +94,15 @@ pub(crate) async fn work(
             lost = &mut telling => return Err(lost.unwrap_or_else(|error| Lost::Denied(error.to_string()))),
             lost = &mut reporting => return Err(lost.unwrap_or_else(|error| Lost::Denied(error.to_string()))),
             () = tick => job.step(Event::Tick),
+            () = desk.told_to_end.cancelled() => {
+                Some(failed(Outcome::failed(FailureClass::Preempted, "ended from outside (TERM)")))
+            }
         };
     }
     // The last rounds are part of the outcome: nobody is told that the job is done before that.
     tokio::select! {
         () = job.rounds.all_told() => {}
+        () = desk.told_to_end.cancelled() => {}
         lost = &mut reporting => return Err(lost.unwrap_or_else(|error| Lost::Denied(error.to_string()))),
     }
     telling.abort();

@@ -3,7 +3,7 @@ use polder_api::site::TaskOutcome;
 use polder_api::worker::Stop;
 use polder_words::{FailureClass, Outcome, Role};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open};
 use serde_json::{Value, json};
 
 fn site_parent(args: &[&str], rounds: u32, more: &Value) -> Parent {
@@ -217,6 +217,21 @@ fn a_worker_that_is_killed_takes_its_trainer_along() {
     let mut ended = [PollFd::new(&trainer, PollFlags::IN)];
     let patience = Timespec { tv_sec: 20, tv_nsec: 0 };
     assert_eq!(poll(&mut ended, Some(&patience)), Ok(1), "the trainer lives on");
+}
+
+#[test]
+fn a_worker_that_is_told_to_end_ends_its_trainer_and_says_so() {
+    let parent = site_parent(&["--do", "hang"], 1, &json!({}));
+    let mut worker = parent.launch();
+    parent.give(1, 1, &model(&[1.0]), None);
+    parent.wait_for("training", |heard| {
+        heard.reports.iter().any(|r| r.doing == "training, round 1").then_some(())
+    });
+    let id = i32::try_from(worker.0.id()).ok().and_then(Pid::from_raw).expect("a process");
+    rustix::process::kill_process(id, Signal::TERM).expect("sent");
+    let Outcome::Failed { class, cause, .. } = parent.ending().outcome else { panic!("it was ended") };
+    assert_eq!((class, cause.as_str()), (FailureClass::Preempted, "ended from outside (TERM)"));
+    assert_eq!(worker.code(), Some(1));
 }
 
 fn child_of(worker: &Worker) -> Pid {

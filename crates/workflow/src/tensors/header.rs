@@ -241,7 +241,9 @@ impl Header {
         if raw.first() != Some(&b'{') {
             return Err(malformed("it does not begin with '{'".to_owned()));
         }
-        let Entries(entries) = serde_json::from_slice(&raw).map_err(|error| malformed(error.to_string()))?;
+        let Entries(entries) = serde_json::from_slice(&raw)
+            // An error repeats what it found, which may be as long as the header.
+            .map_err(|error| malformed(error.to_string().chars().take(300).collect()))?;
         let mut tensors =
             entries.into_iter().map(|(name, entry)| entry.check(name)).collect::<Result<Vec<_>, _>>()?;
         tensors.sort_by_key(|tensor| (tensor.start, tensor.end));
