@@ -120,6 +120,10 @@ pub struct Assignment {
     /// The current task of the site in this job, once there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub task: Option<Task>,
+    /// The server was restarted and has not heard from the job's own worker yet: `task` says nothing, the task the site
+    /// has stands, and so does its result.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub tasks_unknown: bool,
 }
 
 /// What the server wants of one job at one site.

@@ -1,7 +1,6 @@
 //! The site API: what `polder_api::site` says. Every request is of a site, about itself.
 
 use super::blobs::Area;
-use super::job::Job;
 use super::sites::Said;
 use super::state::{Cell, Server, Wanted};
 use polder_api::site::{
@@ -151,6 +150,7 @@ fn assignment(job: JobId, wanted: Wanted, seen: u64) -> Assignment {
         goal: wanted.goal,
         order: (wanted.since > seen).then(|| wanted.signed.as_ref().clone()),
         task: wanted.task.map(|task| task.as_ref().clone()),
+        tasks_unknown: wanted.tasks_unknown,
     }
 }
 
@@ -174,9 +174,14 @@ async fn result(server: Arc<Server>, mut call: Call) -> Result<Response, Problem
     let (cell, id) = job_of(&server, &call, &site).await?;
     let mut result: TaskResult = call.json(RESULT_LIMIT).await?;
     // Looked at first, so that a late result costs no file.
-    if !is_current(&*cell.job.lock().await, &site, &result) {
-        server.drop_model(&cell, &result).await;
-        return Ok(ack(&server));
+    let wanted = cell.job.lock().await.is_wanted(&site, &result);
+    match wanted {
+        Some(true) => {}
+        Some(false) => {
+            server.drop_model(&cell, &result).await;
+            return Ok(ack(&server));
+        }
+        None => return Err(not_yet()),
     }
     if let TaskOutcome::Done { model: Some(model), .. } = &mut result.result {
         *model = server.hand_down(id, model).await?;
@@ -190,8 +195,9 @@ async fn result(server: Arc<Server>, mut call: Call) -> Result<Response, Problem
     Ok(ack(&server))
 }
 
-fn is_current(job: &Job, site: &SiteName, result: &TaskResult) -> bool {
-    job.tasks.get(site).is_some_and(|task| task.id == result.task)
+/// After a restart: what is current is known once the job's own worker has said its tasks again.
+fn not_yet() -> Problem {
+    Problem::new(ProblemCode::Busy, "the server does not know the job's tasks again yet; try again")
 }
 
 async fn metrics(server: Arc<Server>, mut call: Call) -> Result<Response, Problem> {
@@ -246,7 +252,14 @@ async fn may_write(server: &Server, call: &Call) -> Result<(Area, BlobRef), Prob
         at: Some("size".to_owned()),
         ..Problem::new(ProblemCode::Invalid, "the blob's size is missing")
     })?;
-    if !cell.job.lock().await.tasks.contains_key(&site) {
+    let (has_task, unknown) = {
+        let job = cell.job.lock().await;
+        (job.tasks.contains_key(&site), job.tasks_unknown)
+    };
+    if unknown {
+        return Err(not_yet());
+    }
+    if !has_task {
         return Err(Problem::new(ProblemCode::Conflict, format!("site {site} has no task in this job now")));
     }
     if size > MODEL_LIMIT {

@@ -105,6 +105,7 @@ pub(super) struct Wanted {
     pub(super) goal: Goal,
     pub(super) signed: Arc<polder_api::SignedOrder>,
     pub(super) task: Option<Arc<Task>>,
+    pub(super) tasks_unknown: bool,
     /// The feed's count when the job became wanted: who read before has not seen the order.
     pub(super) since: u64,
 }
@@ -274,6 +275,7 @@ impl Server {
                 goal: goal.clone(),
                 signed: Arc::clone(&cell.facts.signed),
                 task: job.tasks.get(site).cloned(),
+                tasks_unknown: job.tasks_unknown,
                 since,
             },
         );
@@ -282,7 +284,10 @@ impl Server {
     fn publish_tasks(&self, job: &Job) {
         for site in &job.keep.sites {
             let task = job.tasks.get(site).cloned();
-            self.sites.desired(site).update(&job.facts.id, |wanted| wanted.task = task);
+            self.sites.desired(site).update(&job.facts.id, |wanted| {
+                wanted.task = task;
+                wanted.tasks_unknown = job.tasks_unknown;
+            });
         }
     }
 

@@ -130,6 +130,12 @@ impl Job {
         });
     }
 
+    /// Takes what the server wants, while it does not know the tasks itself.
+    pub(super) fn want_as_before(&self, goal: Goal) {
+        let task = self.wanted.borrow().task.clone();
+        self.want(goal, task);
+    }
+
     /// Starts what drives the job, once.
     pub(super) fn start(self: &Arc<Self>) {
         if self.started.swap(true, Ordering::Relaxed) {

@@ -208,7 +208,11 @@ impl Site {
                     continue;
                 }
             };
-            job.want(assignment.goal, assignment.task);
+            if assignment.tasks_unknown {
+                job.want_as_before(assignment.goal);
+            } else {
+                job.want(assignment.goal, assignment.task);
+            }
             job.start();
         }
         for id in gone {

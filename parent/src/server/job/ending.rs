@@ -39,6 +39,7 @@ impl Job {
         }
         self.keep.verdict = Some(verdict);
         self.tasks.clear();
+        self.tasks_unknown = false;
         self.results.clear();
         out.tasks = true;
         out.change().results = results;

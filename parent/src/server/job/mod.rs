@@ -173,6 +173,8 @@ pub(crate) struct Job {
     /// Since when a site of the deployment is not connected.
     absent: BTreeMap<SiteName, u64>,
     pub(crate) tasks: BTreeMap<SiteName, Arc<Task>>,
+    /// The server worker has not said its tasks to this run of the server.
+    pub(crate) tasks_unknown: bool,
     pub(crate) results: BTreeMap<SiteName, TaskResult>,
     pub(crate) server: Option<ServerWorker>,
 }
@@ -198,6 +200,7 @@ impl Job {
             stands: BTreeMap::new(),
             absent: BTreeMap::new(),
             tasks: BTreeMap::new(),
+            tasks_unknown: false,
             results: BTreeMap::new(),
             server: None,
         }
@@ -211,6 +214,7 @@ impl Job {
             JobPhase::Submitted | JobPhase::Queued => out.schedule = true,
             JobPhase::Deploying => self.want(&Goal::Reserve, &mut out),
             JobPhase::Starting | JobPhase::Running => {
+                self.tasks_unknown = true;
                 self.want(&Goal::Run, &mut out);
                 out.worker = Some(Command::Run);
             }
@@ -309,9 +313,11 @@ impl Job {
         out
     }
 
-    /// Whether a launch is the current one of the server worker.
+    /// Whether a launch is the current one of the server worker, and none after it has spoken.
     pub(crate) fn is_current(&self, launch: &LaunchId) -> bool {
-        self.server.as_ref().is_none_or(|worker| worker.attempt <= launch.attempt)
+        let launched = self.server.as_ref().map_or(0, |worker| worker.attempt);
+        let spoken = self.tasks.values().map(|task| task.id.attempt).max().unwrap_or(0);
+        launch.attempt >= launched.max(spoken)
     }
 
     /// The server worker replaced its tasks.
@@ -321,6 +327,7 @@ impl Job {
             return out;
         }
         self.results.retain(|site, result| tasks.get(site).is_some_and(|task| task.id == result.task));
+        self.tasks_unknown = false;
         let trains = tasks.values().any(|task| task.kind == "train");
         self.tasks = tasks.into_iter().filter(|(site, _)| self.keep.sites.contains(site)).collect();
         out.tasks = true;
@@ -335,9 +342,15 @@ impl Job {
         out
     }
 
+    /// Whether a result is one of a current task; `None`: nobody knows yet.
+    pub(crate) fn is_wanted(&self, site: &SiteName, result: &TaskResult) -> Option<bool> {
+        let current = self.tasks.get(site).is_some_and(|task| task.id == result.task);
+        (current || !self.tasks_unknown).then_some(current)
+    }
+
     /// A site gave a result. Says whether it is one of a current task.
     pub(crate) fn put_result(&mut self, site: &SiteName, result: TaskResult) -> bool {
-        if self.tasks.get(site).is_none_or(|task| task.id != result.task) {
+        if self.is_wanted(site, &result) != Some(true) {
             return false;
         }
         self.results.insert(site.clone(), result);

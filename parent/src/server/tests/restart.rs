@@ -40,13 +40,24 @@ async fn a_job_survives_a_restart_in_every_phase() {
     let job = bed.job(&lead, id).await;
     assert_eq!((job.phase, job.round, job.started), (JobPhase::Running, 1, started));
     a.poll(1).await;
-    assert_eq!((a.goal(id), a.wanted[&id].task.is_none()), (Some("run"), true));
+    assert_eq!(
+        (a.goal(id), a.wanted[&id].task.is_none(), a.wanted[&id].tasks_unknown),
+        (Some("run"), true, true)
+    );
+    let early =
+        a.gives(id, &done(&current, inline("a"))).await.expect_err("nobody knows whether it is current");
+    assert_eq!(early.code, polder_api::ProblemCode::Busy);
     let next = bed.run().upstream.next(&launch(id, 1));
     assert!(next.results.is_empty() && next.roster.is_empty(), "nobody has said anything yet: {next:?}");
     bed.worker(id, 1, None);
     a.says(id, running(1)).await;
     b.says(id, running(1)).await;
     bed.run().upstream.round(&launch(id, 1), round(1)).await.expect("known");
+    bed.tasks(id, &task(1, 1, Some(inline("global")))).await.expect("said again");
+    a.gives(id, &done(&current, inline("a"))).await.expect("taken again");
+    assert_eq!(bed.run().upstream.next(&launch(id, 1)).results.len(), 1);
+    a.until("the task again", |site| site.wanted[&id].task.is_some() && !site.wanted[&id].tasks_unknown)
+        .await;
     bed.tasks(id, &task(1, 2, Some(inline("global")))).await.expect("taken");
     let current = a.until_task(id, 2).await;
     a.gives(id, &done(&current, inline("a"))).await.expect("taken");
