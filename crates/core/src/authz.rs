@@ -205,7 +205,7 @@ impl Policy {
         for (role, grant) in entries {
             let name = normal(role);
             if UserRole::ALL.iter().all(|known| known.as_str() != name) {
-                out.warnings.push(format!("{}: nobody has the role {role:?}", grant.path()));
+                out.warnings.push(format!("permissions: nobody has the role {name:?}"));
             }
             let grant_read = read_grant(&grant)?;
             if out.roles.insert(name, grant_read).is_some() {
