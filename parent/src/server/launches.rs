@@ -7,6 +7,7 @@ use polder_api::BlobRef;
 use polder_api::worker::Stop;
 use polder_core::schedule::{Site, Stock};
 use polder_launch::Ask;
+use polder_transport::blob::Tree;
 use polder_words::{Hash, JobId, Outcome, Role, SiteName};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -29,7 +30,7 @@ pub(super) trait Launches: Send + Sync {
     /// Puts a file (a hard link of it) into the worker's `in/`; gives its path as the worker names it.
     async fn give(&self, job: JobId, file: PathBuf, blob: BlobRef) -> std::io::Result<String>;
     /// Takes a file the worker wrote, copying while hashing, into a folder under its hash.
-    async fn take(&self, job: JobId, path: &str, cap: u64, folder: &Path) -> Result<BlobRef, TakeError>;
+    async fn take(&self, job: JobId, path: &str, cap: u64, folder: &Path) -> Result<Tree, TakeError>;
     /// Removes from `in/` what is not named.
     async fn keep_only(&self, job: JobId, keep: BTreeSet<Hash>);
     /// What the server's own place has and what is free of it.
@@ -93,7 +94,7 @@ impl Launches for Workers {
         self.give_file(job, Role::Server, blob, file).await
     }
 
-    async fn take(&self, job: JobId, path: &str, cap: u64, folder: &Path) -> Result<BlobRef, TakeError> {
+    async fn take(&self, job: JobId, path: &str, cap: u64, folder: &Path) -> Result<Tree, TakeError> {
         self.take_file(job, Role::Server, path, cap, folder).await
     }
 

@@ -107,7 +107,10 @@ impl Server {
             None => {
                 let folder = area.folder().map_err(internal("the relay's folder cannot be made"))?;
                 let taken = self.launches().take(cell.facts.id, path, FILE_LIMIT, folder).await;
-                let blob = taken.map_err(|error| taking(&error))?;
+                let tree = taken.map_err(|error| taking(&error))?;
+                // Sites ask for it before they ask for the bytes.
+                area.note_tree(&tree).map_err(internal("the model's piece list cannot be kept"))?;
+                let blob = tree.blob();
                 let mut taken = cell.taken();
                 taken.retain(|(id, _), _| *id == task.id);
                 taken.insert(key, blob);
@@ -202,7 +205,7 @@ impl Server {
             let folder = area.folder().map_err(internal("the study's folder cannot be made"))?;
             let blob =
                 self.launches().take(id, path, FILE_LIMIT, folder).await.map_err(|error| taking(&error))?;
-            files.insert(name.clone(), blob);
+            files.insert(name.clone(), blob.blob());
         }
         if ending.outcome == Outcome::Completed {
             if let Some(bytes) = self.logs.metrics(id) {

@@ -16,7 +16,6 @@ use polder_api::site::{LogChunk, TaskOutcome, TaskResult};
 use polder_api::worker::WorkerLog;
 use polder_api::{Problem, ProblemCode};
 use polder_core::export::{Export, LogExport, ResultSummary, TensorSummary, Withheld};
-use polder_transport::blob::{Tree, hash_file};
 use polder_words::{FailureClass, LaunchId, Role};
 use polder_workflow::tensors;
 use std::collections::BTreeMap;
@@ -176,19 +175,8 @@ async fn spool(job: &Arc<Job>, export: &Export, path: &str) -> Result<Spool, Sta
     make_folder(&folder).await?;
     // One byte more than allowed is enough to see that it is more than allowed.
     let cap = export.max_bytes.map_or(LARGEST, |max| max.saturating_add(1));
-    let blob = job.site.workers().take_file(job.id, Role::Client, path, cap, &folder).await?;
-    let path: PathBuf = folder.join(blob.root.to_string());
-    let tree = match Tree::of_one_piece(blob) {
-        Some(tree) => tree,
-        None => {
-            let file = path.clone();
-            let hashed = tokio::task::spawn_blocking(move || hash_file(&file)).await;
-            hashed
-                .map_err(std::io::Error::other)
-                .and_then(|tree| tree.map_err(std::io::Error::other))
-                .map_err(Stays::Io)?
-        }
-    };
+    let tree = job.site.workers().take_file(job.id, Role::Client, path, cap, &folder).await?;
+    let path: PathBuf = folder.join(tree.blob().root.to_string());
     Ok(Spool { path, tree })
 }
 

@@ -34,6 +34,7 @@ use polder_launch::{
     WantError,
 };
 use polder_store::{Audit, EnrolmentStore as _, Sqlite};
+use polder_transport::blob::Tree;
 use polder_transport::identity::WorkerAuthority;
 use polder_transport::server::{Limits, Listener, serve};
 use polder_transport::tls::Acceptor;
@@ -334,7 +335,7 @@ impl Workers {
         path: &str,
         cap: u64,
         into: &Path,
-    ) -> Result<BlobRef, TakeError> {
+    ) -> Result<Tree, TakeError> {
         let (dir, into, path) = (self.run_dir(job, role), into.to_owned(), path.to_owned());
         let shown = path.clone();
         match blocking(move || take::take(&dir, &path, cap, &into)).await {

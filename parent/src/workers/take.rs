@@ -2,25 +2,21 @@
 //!
 //! The run directory is opened by us; from there the file is opened with `openat2`, which follows no link and leaves
 //! the directory on no way. Then the open file is looked at, not its name: regular, one name, owned by the worker (or
-//! by us), within the cap. It is copied while it is hashed; a file that grows or shrinks meanwhile is what was read, up
-//! to the cap.
+//! by us), within the cap. It is copied, and the copy is hashed; a file that grows or shrinks meanwhile is what
+//! was copied, up to the cap.
 
 use super::{RunDir, TakeError};
-use polder_api::BlobRef;
-use polder_words::Hash;
+use polder_transport::blob::{Tree, hash_file};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use std::fs::{self, File};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Bytes copied at a time.
-const CHUNK: usize = 256 * 1024;
-
 /// Copies `path` beneath a run directory to `into/<hash>`.
-pub(super) fn take(dir: &RunDir, path: &str, cap: u64, into: &Path) -> Result<BlobRef, TakeError> {
-    let mut file = open(dir, path)?;
+pub(super) fn take(dir: &RunDir, path: &str, cap: u64, into: &Path) -> Result<Tree, TakeError> {
+    let file = open(dir, path)?;
     let shown: String = path.chars().take(200).collect();
     let failed = |source: io::Error| TakeError::Io { path: shown.clone(), source };
     let meta = file.metadata().map_err(failed)?;
@@ -42,28 +38,16 @@ pub(super) fn take(dir: &RunDir, path: &str, cap: u64, into: &Path) -> Result<Bl
     }
     fs::create_dir_all(into).map_err(failed)?;
     let spool = Spool::new(into).map_err(failed)?;
-    let mut out = spool.create().map_err(failed)?;
-    let mut hasher = blake3::Hasher::new();
-    let mut buffer = vec![0; CHUNK];
-    let mut size: u64 = 0;
-    loop {
-        let n = match file.read(&mut buffer) {
-            Ok(0) => break,
-            Ok(n) => n,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(failed(error)),
-        };
-        size += n as u64;
-        if size > cap {
-            return Err(too_large());
-        }
-        hasher.update(&buffer[..n]);
-        out.write_all(&buffer[..n]).map_err(failed)?;
-    }
+    let out = spool.create().map_err(failed)?;
+    // The kernel copies; what is hashed is the copy, which is ours, on all cores.
+    let copied = io::copy(&mut (&file).take(cap.saturating_add(1)), &mut &out).map_err(failed)?;
     drop(out);
-    let blob = BlobRef { root: Hash(*hasher.finalize().as_bytes()), size };
-    spool.keep_as(&into.join(blob.root.to_string())).map_err(failed)?;
-    Ok(blob)
+    if copied > cap {
+        return Err(too_large());
+    }
+    let tree = hash_file(&spool.path).map_err(|error| failed(io::Error::other(error)))?;
+    spool.keep_as(&into.join(tree.blob().root.to_string())).map_err(failed)?;
+    Ok(tree)
 }
 
 fn open(dir: &RunDir, path: &str) -> Result<File, TakeError> {
@@ -142,6 +126,7 @@ mod tests {
         let bytes = vec![7; 700_000];
         fs::write(dir.path().join("out/model"), &bytes).expect("written");
         let blob = take(&dir, "out/model", 1 << 20, &into).expect("taken");
+        let blob = blob.blob();
         assert_eq!(blob.root.to_string(), blake3::hash(&bytes).to_hex().to_string());
         assert_eq!(fs::read(into.join(blob.root.to_string())).expect("there"), bytes);
         take(&dir, "out/model", 1 << 20, &into).expect("again");

@@ -108,6 +108,7 @@ impl Job {
     ) {
         for (site, _) in refused.iter().chain(not_now) {
             self.keep.sites.retain(|other| other != site);
+            self.stands.remove(site);
             out.goals.insert(site.clone(), None);
         }
         self.keep.refused.extend(refused);

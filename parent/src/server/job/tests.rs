@@ -353,3 +353,19 @@ fn what_a_site_says_of_its_terms_is_kept() {
     world.step(Step::Crash);
     assert_eq!(world.job.expect("it starts").keep.terms[&name("a")], terms);
 }
+
+#[test]
+fn who_was_left_out_does_not_count_as_lost() {
+    let mut world = World::new(facts(1, &[]));
+    world.step(Step::Deploy(0b111));
+    world.step(Step::Say(0, Stand::Refused { class: FailureClass::Policy, why: "no".to_owned() }));
+    world.step(Step::Say(1, Stand::Reserved { terms: None }));
+    world.step(Step::Say(2, Stand::Reserved { terms: None }));
+    assert_eq!(world.row.0, JobPhase::Starting);
+    let gone = || Stand::Ended { attempts: 1, outcome: Outcome::failed(FailureClass::UserCode, "exit 7") };
+    world.step(Step::Say(1, gone()));
+    assert_eq!(world.row.0, JobPhase::Starting, "one is enough");
+    assert_eq!(world.job.as_ref().map(|job| job.roster().len()), Some(2));
+    world.step(Step::Say(2, gone()));
+    assert_eq!(world.row.0, JobPhase::Finishing);
+}

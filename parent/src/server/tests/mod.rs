@@ -20,7 +20,7 @@ use polder_launch::Clock;
 use polder_store::bundle::{Limits as BundleLimits, pack};
 use polder_store::{Audit, Sqlite};
 use polder_transport::Endpoint;
-use polder_transport::blob::{Transfer, TreeHasher, copy_hashing, upload};
+use polder_transport::blob::{Transfer, Tree, TreeHasher, copy_hashing, upload};
 use polder_transport::client::{Client, Dialer};
 use polder_transport::identity::{Kit, Participant, Principal, ProjectPlan, provision};
 use polder_transport::server::{Limits, Listener, serve};
@@ -106,13 +106,13 @@ impl Launches for Played {
         }
         Ok(path)
     }
-    async fn take(&self, job: JobId, path: &str, _: u64, folder: &Path) -> Result<BlobRef, TakeError> {
+    async fn take(&self, job: JobId, path: &str, _: u64, folder: &Path) -> Result<Tree, TakeError> {
         let io = |source| TakeError::Io { path: path.to_owned(), source };
         let mut from = std::fs::File::open(self.dir(job).join(path)).map_err(io)?;
         let mut bytes = Vec::new();
-        let blob = copy_hashing(&mut from, &mut bytes).map_err(io)?.blob();
-        std::fs::write(folder.join(blob.root.to_string()), bytes).map_err(io)?;
-        Ok(blob)
+        let tree = copy_hashing(&mut from, &mut bytes).map_err(io)?;
+        std::fs::write(folder.join(tree.blob().root.to_string()), bytes).map_err(io)?;
+        Ok(tree)
     }
     async fn keep_only(&self, job: JobId, keep: BTreeSet<Hash>) {
         let Ok(entries) = std::fs::read_dir(self.dir(job).join("in")) else { return };
