@@ -118,7 +118,8 @@ async fn observe(site: &Arc<Site>) -> ClientError {
             .iter()
             .filter_map(|job| site.stand(*job).map(|stand| Observation { job: *job, stand }))
             .collect();
-        let news = offered.as_ref().is_some_and(|told| *told != offer);
+        // The first time too: the offer may have changed since it was said in `hello`.
+        let news = offered.as_ref() != Some(&offer);
         if news || !jobs.is_empty() {
             let observed = Observed { epoch: site.epoch, jobs, offer: news.then(|| offer.clone()) };
             let told: Result<Ack, _> =
