@@ -158,6 +158,10 @@ enum View {
     Json,
 }
 
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).expect("the template is well formed").progress_chars("━╾─")
+}
+
 impl View {
     fn new(out: &Out) -> Self {
         if out.is_json() {
@@ -167,11 +171,7 @@ impl View {
             return Self::Lines;
         }
         let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {prefix} {bar:30} {pos}/{len}  {msg}")
-                .expect("the template is well formed")
-                .progress_chars("━╾─"),
-        );
+        bar.set_style(style("{spinner} {prefix}  {msg}"));
         bar.enable_steady_tick(Duration::from_millis(120));
         Self::Bar { bar, phase: String::new(), metrics: String::new(), workers: BTreeMap::new() }
     }
@@ -190,6 +190,10 @@ impl View {
                         *phase = reason.clone().unwrap_or_default();
                     }
                     EventKind::Round { round, total_rounds, metrics: values, sites, .. } => {
+                        // Before the first round nobody knows how many there will be.
+                        if bar.position() == 0 {
+                            bar.set_style(style("{spinner} {prefix} {bar:30} {pos}/{len}  {msg}"));
+                        }
                         bar.set_length(u64::from(*total_rounds));
                         bar.set_position(u64::from(*round));
                         *shown = format!("{} {}", metrics(values), by_site(values, sites));
