@@ -367,5 +367,5 @@ fn who_was_left_out_does_not_count_as_lost() {
     assert_eq!(world.row.0, JobPhase::Starting, "one is enough");
     assert_eq!(world.job.as_ref().map(|job| job.roster().len()), Some(2));
     world.step(Step::Say(2, gone()));
-    assert_eq!(world.row.0, JobPhase::Finishing);
+    assert_eq!(world.row.0, JobPhase::Failed, "and nobody is left to wait for");
 }
