@@ -1,6 +1,7 @@
 //! Scenarios over real processes on this machine, a module each; each asserts what a user would notice.
 
 mod contract;
+mod crash_points;
 mod demo;
 mod helpers;
 mod identities;
