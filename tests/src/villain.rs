@@ -146,9 +146,14 @@ async fn desired(state: &State, call: &Call) -> Result<Response, Problem> {
         let more = state.more.notified();
         let orders = state.orders.lock().unwrap_or_else(PoisonError::into_inner).clone();
         if after.is_none_or(|after| after < orders.len()) || tokio::time::Instant::now() >= end {
-            let assignments = orders[after.unwrap_or(0).min(orders.len())..].iter().map(|(job, order)| {
-                Assignment { job: *job, goal: Goal::Reserve, order: Some(order.clone()), task: None, tasks_unknown: false }
-            });
+            let assignments =
+                orders[after.unwrap_or(0).min(orders.len())..].iter().map(|(job, order)| Assignment {
+                    job: *job,
+                    goal: Goal::Reserve,
+                    order: Some(order.clone()),
+                    task: None,
+                    tasks_unknown: false,
+                });
             return Ok(json(&Desired {
                 cursor: format!("{EPOCH}:{}", orders.len()),
                 snapshot: after.is_none(),
