@@ -41,11 +41,15 @@ use polder_store::{JobRow, Store};
 use polder_transport::identity::Kit;
 use polder_transport::server::{self as http, Limits, Listener, Router};
 use polder_transport::tls::Acceptor;
-use polder_words::{Epoch, JobId, SiteName, StudyName};
+use polder_words::{Epoch, JobId, JobPhase, SiteName, StudyName};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, OnceLock};
 use tokio_util::sync::CancellationToken;
+
+/// How often studies' folders are swept at most, milliseconds.
+const SWEEP_EVERY: u64 = 3600 * 1000;
 
 /// Runs the role until `stop`.
 pub(crate) async fn serve(ground: Ground, stop: CancellationToken) -> anyhow::Result<()> {
@@ -81,6 +85,8 @@ pub(crate) async fn serve(ground: Ground, stop: CancellationToken) -> anyhow::Re
     let acceptor = Acceptor::participants(&ground.kit, Arc::clone(server.revoked.list()))?;
     tracing::info!(%address, federation = server.federation, "ready");
     http::serve(listener, acceptor, router(&server), Limits::default(), stop).await;
+    // What is still in the database's queue is written before the process ends.
+    server.store.purge_nonces(server.now() / 1000).await?;
     Ok(())
 }
 
@@ -117,6 +123,8 @@ impl Setup {
             registry: registry::Registry::open(Arc::clone(&self.store), self.project).await?,
             rights: rights::Rights::open(self.authorization, self.kit.identity().org.clone())?,
             sites: sites::Sites::open(self.store.as_ref(), self.epoch).await?,
+            blobs_in_use: tokio::sync::RwLock::default(),
+            swept: std::sync::atomic::AtomicU64::new(0),
             launches: OnceLock::new(),
             jobs: std::sync::RwLock::default(),
             wake: tokio::sync::Notify::new(),
@@ -152,6 +160,11 @@ impl Server {
         self.sweep_disk(&live).await?;
         for cell in &cells {
             let mut job = cell.job.lock().await;
+            if job.phase == JobPhase::Deploying
+                && let Err(why) = self.launches().reserve(&cell.facts).await
+            {
+                tracing::warn!(job = %cell.facts.id.short(), why, "the server has no room for a worker any more");
+            }
             let effects = job.resume(now);
             self.carry_out(cell, &mut job, effects).await;
             // Nobody is connected yet; who does not come back is not waited for.
@@ -177,11 +190,27 @@ impl Server {
         for study in studies {
             self.sweep_study(&study).await?;
         }
+        self.swept.store(self.now(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Now and then, when something happens anyway.
+    async fn sweep_now_and_then(&self) {
+        let now = self.now();
+        if now.saturating_sub(self.swept.load(Ordering::Relaxed)) < SWEEP_EVERY {
+            return;
+        }
+        self.swept.store(now, Ordering::Relaxed);
+        for study in self.blobs.folders().1 {
+            if let Err(error) = self.sweep_study(&study).await {
+                tracing::warn!(%study, %error, "what nobody holds cannot be removed");
+            }
+        }
     }
 
     /// Removes what no job of the study holds: deleted, or uploaded long ago and never ordered.
     async fn sweep_study(&self, study: &StudyName) -> anyhow::Result<()> {
+        let _alone = self.blobs_in_use.write().await;
         let held = self.store.held(study).await?;
         let area = self.blobs.study(study);
         tokio::task::spawn_blocking(move || area.keep_only(&held, blobs::FRESH)).await?;

@@ -21,6 +21,7 @@ const HOLDS_AFTER: u64 = 10 * 60 * 1000;
 pub(super) async fn run(server: Arc<Server>) {
     loop {
         let next = look(&server).await;
+        server.sweep_now_and_then().await;
         let now = server.now();
         let sleep = async {
             match next {

@@ -15,7 +15,7 @@ use polder_launch::clock::Clock;
 use polder_store::{Audit, JobChange, Store};
 use polder_transport::identity::Kit;
 use polder_transport::longpoll::Bell;
-use polder_words::{Epoch, FailureClass, JobId, Outcome, SiteName, WorkerPhase};
+use polder_words::{Epoch, FailureClass, JobId, JobPhase, Outcome, SiteName, WorkerPhase};
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -38,6 +38,10 @@ pub(crate) struct Server {
     pub(super) state_dir: PathBuf,
     pub(super) max_restarts: u32,
     pub(super) blobs: Blobs,
+    /// Read by who counts on blobs that no job holds yet, written by who removes such.
+    pub(super) blobs_in_use: tokio::sync::RwLock<()>,
+    /// When studies' folders were swept last, milliseconds since 1970.
+    pub(super) swept: AtomicU64,
     pub(super) logs: Arc<Logs>,
     pub(super) registry: Registry,
     pub(super) rights: Rights,
@@ -187,7 +191,7 @@ impl Server {
         let deadline = job.deadline().unwrap_or(u64::MAX);
         let moved = cell.deadline.swap(deadline, Ordering::Relaxed) != deadline;
         if effects.done {
-            self.let_go(cell).await;
+            self.let_go(cell, job.phase).await;
         }
         if effects.schedule || moved {
             self.wake.notify_one();
@@ -292,8 +296,9 @@ impl Server {
     }
 
     /// The job has ended and that is on disk.
-    async fn let_go(&self, cell: &Cell) {
+    async fn let_go(&self, cell: &Cell, phase: JobPhase) {
         let id = cell.facts.id;
+        self.note("job_ended", &[("job", id.to_string().into()), ("phase", phase.as_str().into())]);
         self.jobs.write().unwrap_or_else(PoisonError::into_inner).remove(&id);
         self.launches().forget(id);
         self.blobs.end_relay(id);

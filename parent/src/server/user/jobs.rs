@@ -211,6 +211,7 @@ pub(super) async fn delete(server: Arc<Server>, call: Call) -> Result<Response, 
             format!("job {} has not ended: abort it first", row.id.short()),
         ));
     }
+    let _alone = server.blobs_in_use.write().await;
     let freed = server.store.delete_job(row.id).await.map_err(|error| match error {
         polder_store::StoreError::Missing { .. } => no_job(&row.id.to_string()),
         error => stored(&error),

@@ -107,6 +107,8 @@ pub(super) async fn submit(server: Arc<Server>, mut call: Call) -> Result<Respon
             ],
         );
     };
+    // From here until the job holds its archives, nobody may sweep them away.
+    let _counted_on = server.blobs_in_use.read().await;
     let checked = check(&server, &caller, &signed).await.inspect_err(refused)?;
     let Checked { order, identity, meta, config } = checked;
     let keep = Keep {
