@@ -505,6 +505,24 @@ impl User<'_> {
         said["job"].as_str().unwrap_or_else(|| panic!("no id in {said}")).to_owned()
     }
 
+    /// Follows a job event by event.
+    ///
+    /// # Panics
+    /// When the command line does not start.
+    #[must_use]
+    pub fn follow(&self, job: &str) -> Following {
+        let mut child = self
+            .command(&["watch", job, "--json"])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the command line starts");
+        let lines = Lines::default();
+        lines.follow(child.stdout.take().expect("a pipe"));
+        Following { child, lines, seen: 0 }
+    }
+
     /// Waits until a job ended; what `polder show` says of it then.
     ///
     /// # Panics
@@ -515,6 +533,37 @@ impl User<'_> {
         let said = run_within(&mut self.command(&["watch", job, "--json"]), programs::LIMIT);
         assert!(matches!(said.code, Some(0 | 1)), "{said:?}");
         self.json(&["show", job])
+    }
+}
+
+/// A command line that follows a job; ended when dropped.
+#[derive(Debug)]
+pub struct Following {
+    child: Child,
+    lines: Lines,
+    seen: usize,
+}
+
+impl Following {
+    /// Waits for the next event that is wanted.
+    ///
+    /// # Panics
+    /// When it does not come.
+    #[track_caller]
+    pub fn wait(&mut self, wanted: impl Fn(&Value) -> bool) -> Value {
+        let parsed = |line: &str| serde_json::from_str::<Value>(line).expect("a document a line");
+        let found = self.lines.wait(self.seen, crate::watch::LIMIT, |line| wanted(&parsed(line)));
+        let (n, _, line) = found.unwrap_or_else(|seen| panic!("{seen}"));
+        self.seen = n + 1;
+        parsed(&line)
+    }
+}
+
+impl Drop for Following {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 

@@ -3,6 +3,7 @@
 mod contract;
 mod crash_points;
 mod demo;
+mod enrolment;
 mod helpers;
 mod identities;
 mod kills;
