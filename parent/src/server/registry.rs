@@ -153,7 +153,7 @@ impl Registry {
             match read_project(&self.project) {
                 Ok(project) => parsed.project = project.map(Arc::new),
                 Err(error) => {
-                    tracing::error!(%error, "project.yml is not accepted; what was read before counts")
+                    tracing::error!(%error, "project.yml is not accepted; what was read before counts");
                 }
             }
         }

@@ -25,7 +25,8 @@ use polder_core::value::{Value, from_bytes, to_json};
 use polder_launch::{Ask, Resolved, Short};
 use polder_store::{DocumentStore as _, bundle};
 use polder_transport::blob::{BlobError, Transfer, download};
-use polder_words::{FailureClass, Isolation, JobId, Outcome, Role};
+use polder_transport::identity::Revocations;
+use polder_words::{FailureClass, Isolation, JobId, Nonce, Outcome, Role};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -176,18 +177,16 @@ impl Job {
     pub(super) fn forget(self: Arc<Self>) {
         self.over.cancel();
         let site = Arc::clone(&self.site);
+        lock(&site.letting_go).insert(self.id);
         tokio::spawn(async move {
+            // An order that was followed is not followed twice; one that never got so far (its site was busy, say)
+            // may come again.
+            let ran = site.workers().state(self.id, Role::Client).is_some();
             let nonce = lock(&self.accepted).as_ref().map(|accepted| accepted.verified.order.nonce);
-            if let Some(nonce) = nonce {
-                let spent = lock(&site.nonces).get_mut(&nonce).map(|spent| {
-                    spent.over = true;
-                    spent.clone()
-                });
-                if let Some(body) = spent.and_then(|spent| serde_json::to_value(spent).ok())
-                    && let Err(error) = site.store.put_document(NONCES, &nonce.to_string(), body).await
-                {
-                    tracing::error!(%error, "a nonce cannot be marked as spent");
-                }
+            if let Some(nonce) = nonce
+                && let Err(error) = self.settle_nonce(nonce, ran).await
+            {
+                tracing::error!(%error, "a nonce cannot be marked");
             }
             if let Some(state) = site.workers().state(self.id, Role::Client)
                 && state.ended.is_none()
@@ -204,7 +203,24 @@ impl Job {
             }
             let folder = site.folder_of(self.id);
             let _ = tokio::fs::remove_dir_all(folder).await;
+            lock(&site.letting_go).remove(&self.id);
         });
+    }
+
+    async fn settle_nonce(&self, nonce: Nonce, ran: bool) -> polder_store::Result<()> {
+        let site = &self.site;
+        if !ran {
+            lock(&site.nonces).remove(&nonce);
+            return site.store.remove_document(NONCES, &nonce.to_string()).await;
+        }
+        let spent = lock(&site.nonces).get_mut(&nonce).map(|spent| {
+            spent.over = true;
+            spent.clone()
+        });
+        match spent.and_then(|spent| serde_json::to_value(spent).ok()) {
+            Some(body) => site.store.put_document(NONCES, &nonce.to_string(), body).await,
+            None => Ok(()),
+        }
     }
 
     async fn wait_for_end(&self) {
@@ -280,6 +296,9 @@ impl Job {
 
     async fn step(self: &Arc<Self>, goal: &Goal) -> Result<(), Halt> {
         let workers = self.site.workers();
+        if lock(&self.site.letting_go).contains(&self.id) || workers.is_forgetting(self.id, Role::Client) {
+            return Err(trouble("what is left of its last time here is still being cleared away"));
+        }
         let state = workers.state(self.id, Role::Client);
         match goal {
             Goal::Reserve | Goal::Run if state.is_some() => {
@@ -335,6 +354,9 @@ impl Job {
         let site = &self.site;
         let known = site.store.document(ORDERS, &self.id.to_string()).await.map_err(trouble)?.is_some();
         let policy = site.policy().map_err(|error| refused(FailureClass::Config, format!("{error:#}")))?;
+        let revoked =
+            site.kit.revocations().map_err(|error| refused(FailureClass::Config, error.to_string()))?;
+        let revoked = Revocations::new(&revoked);
         let verified = order::verify(
             &self.order,
             &Facts {
@@ -344,6 +366,7 @@ impl Job {
                 site: &site.config.name,
                 org: &site.kit.info().org,
                 policy: &policy,
+                revoked: &revoked,
                 now: (!known).then(Timestamp::now),
             },
         )

@@ -69,6 +69,8 @@ pub(crate) struct Site {
     workers: OnceLock<Workers>,
     jobs: Mutex<BTreeMap<JobId, Arc<Job>>>,
     nonces: Mutex<BTreeMap<Nonce, Spent>>,
+    /// Jobs whose last files and rows are being removed: they are not begun anew before that is done.
+    letting_go: Mutex<BTreeSet<JobId>>,
     /// Jobs whose stand the server has not heard.
     dirty: Mutex<BTreeSet<JobId>>,
     news: Notify,
@@ -111,6 +113,7 @@ pub(crate) async fn serve(ground: Ground, stop: CancellationToken) -> anyhow::Re
         workers: OnceLock::new(),
         jobs: Mutex::default(),
         nonces: Mutex::default(),
+        letting_go: Mutex::default(),
         dirty: Mutex::default(),
         news: Notify::new(),
         server: watch::Sender::new(None),

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use polder_api::order::{ORDER_DOMAIN, Order, OrderSites, SignedOrder};
 use polder_core::authz::{Person, Policy, Question, Right};
 use polder_core::meta::JobMeta;
-use polder_transport::identity::{Identity, IdentityError, Signature, Trust};
+use polder_transport::identity::{Identity, IdentityError, Revocations, Signature, Trust};
 use polder_words::{BlobRef, FailureClass, Hash, JobId, OrgName, SiteName, StudyName};
 
 /// Largest order that is read: its meta has at most 256 KiB.
@@ -43,6 +43,8 @@ pub(crate) struct Facts<'a> {
     pub(crate) org: &'a OrgName,
     /// The site's rights.
     pub(crate) policy: &'a Policy,
+    /// Certificates that were taken back, as far as the kit says.
+    pub(crate) revoked: &'a Revocations,
     /// The clock; `None` for an order that was accepted before and is only read again.
     pub(crate) now: Option<Timestamp>,
 }
@@ -58,6 +60,8 @@ pub(crate) enum OrderError {
     Signature,
     #[error("the order is not signed by a participant of this federation: {0}")]
     Signer(#[source] IdentityError),
+    #[error("the order is signed by {0}, whose certificate was revoked")]
+    Revoked(String),
     #[error("the order is signed by {0}, who is no user")]
     NotAUser(String),
     #[error("the order cannot be read: {0}")]
@@ -115,6 +119,9 @@ pub(crate) fn verify(signed: &SignedOrder, facts: &Facts<'_>) -> Result<Verified
         .trust
         .verify_pem(&signed.certificate, at, ORDER_DOMAIN, signed.order.as_bytes(), &signature)
         .map_err(OrderError::Signer)?;
+    if facts.revoked.is_revoked(&signer) {
+        return Err(OrderError::Revoked(signer.principal.to_string()));
+    }
     let Some(user) = signer.user() else {
         return Err(OrderError::NotAUser(signer.principal.to_string()));
     };

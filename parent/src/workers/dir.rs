@@ -223,7 +223,7 @@ mod tests {
         let deep = dir.path().join("out/a/b");
         fs::create_dir_all(&deep).expect("made");
         fs::write(deep.join("f"), "x").expect("written");
-        fs::set_permissions(dir.path().join("out/a"), Permissions::from_mode(0)).expect("changed");
+        fs::set_permissions(dir.path().join("out/a"), Permissions::from_mode(0o0)).expect("changed");
         dir.remove().expect("removed");
         assert!(!dir.path().exists());
     }

@@ -30,8 +30,7 @@ use polder_api::worker::Stop;
 use polder_api::{BlobRef, Problem, ProblemCode};
 use polder_launch::row::Why;
 use polder_launch::{
-    Allotted, Ask, Check, Clock, Key, Launcher, Ledger, Resolved, Row, Settings, Short, Standing, State,
-    WantError,
+    Allotted, Ask, Clock, Key, Launcher, Ledger, Resolved, Row, Settings, Short, Standing, State, WantError,
 };
 use polder_store::{Audit, EnrolmentStore as _, Sqlite};
 use polder_transport::blob::Tree;
@@ -294,11 +293,6 @@ impl Workers {
         with: &Allotted,
     ) -> Result<polder_launch::Plan, polder_launch::Refusal> {
         self.inner.ledger.plan(want, with)
-    }
-
-    /// The adapter's findings about this site.
-    pub(crate) async fn preflight(&self) -> Vec<Check> {
-        self.inner.ledger.preflight().await
     }
 
     /// Puts a blob into a worker's `in/`, read-only, as a hard link where that is possible; gives its path relative to

@@ -47,7 +47,8 @@ fn handover(federation: &Federation, job: &str) -> Handover {
 fn enrol(letter: &Handover, token: &str, key: &WorkerKey) -> Result<Enrolled, ClientError> {
     let Some(Dial::Unix { path }) = letter.dial.first() else { panic!("no socket in {letter:?}") };
     let dialer = Dialer::worker_unix(path.as_ref(), letter.pin, None).expect("a dialer");
-    let ask = Enrol { launch: letter.launch.clone(), token: token.to_owned(), request: key.request().to_owned() };
+    let ask =
+        Enrol { launch: letter.launch.clone(), token: token.to_owned(), request: key.request().to_owned() };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async { Client::new(dialer).post("/v1/worker/enrol").json(&ask).fetch().await })
 }
@@ -77,7 +78,8 @@ fn a_token_works_again_with_the_same_key_and_never_with_another() {
     let shown = lead.wait(&job);
     assert_eq!(shown["phase"], "failed", "{shown:#}");
     assert!(shown["failure"].to_string().contains("quarantined"), "{shown:#}");
-    let audit = std::fs::read_to_string(federation.root.join("site-1/state/audit.jsonl")).expect("an audit log");
+    let audit =
+        std::fs::read_to_string(federation.root.join("site-1/state/audit.jsonl")).expect("an audit log");
     for what in ["enrolment_refused", "enrolled", "quarantined"] {
         assert!(audit.contains(&format!("\"{what}\"")), "{what} is not in {audit}");
     }

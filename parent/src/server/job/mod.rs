@@ -24,9 +24,7 @@ use polder_api::user::{EventKind, Failure, Worker};
 use polder_api::{Order, SignedOrder};
 use polder_core::meta::{JobMeta, Priority};
 use polder_store::JobChange;
-use polder_words::{
-    BlobRef, FailureClass, JobId, JobPhase, LaunchId, Outcome, SiteName, StudyName, UserName, WorkerPhase,
-};
+use polder_words::{BlobRef, JobId, JobPhase, LaunchId, Outcome, SiteName, StudyName, UserName, WorkerPhase};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

@@ -2,6 +2,7 @@
 
 use super::*;
 use polder_api::{OrderSites, Payload};
+use polder_words::FailureClass;
 use polder_words::{AppName, Hash, Mode, Nonce, TaskId};
 use proptest::prelude::*;
 
