@@ -1,6 +1,6 @@
 //! The command people type: `polder`.
 //!
-//! [`run`] is the whole program. Inside: [`args`] says what may be typed, `commands` does it, `output`
+//! [`run`] is the whole program. Inside: `args` says what may be typed, `commands` does it, `output`
 //! prints it, `state` remembers sessions, `server` speaks the user API, `federation` starts a
 //! federation on this machine for `demo` and `simulate`.
 

@@ -115,7 +115,7 @@ impl Model {
         self
     }
 
-    /// Reads a model: F32 tensors `weight` of shape [30] and `bias` of shape [1].
+    /// Reads a model: F32 tensors `weight` of shape `[30]` and `bias` of shape `[1]`.
     ///
     /// # Errors
     /// When the file is not such a model.
