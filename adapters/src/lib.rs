@@ -4,10 +4,11 @@ mod ask;
 
 pub use ask::{ask, of as refusal_of};
 
-use polder_core::parent::{Devices, LauncherConfig, ProcessLauncher as ProcessConfig};
-use polder_launch::Launcher;
+use polder_core::parent::{Devices, LauncherConfig, ParentConfig, ProcessLauncher as ProcessConfig};
+use polder_launch::{Allotted, Launcher, Plan, Refusal, Resolved};
 use polder_process::{Gpus, ProcessLauncher, Settings};
 use polder_words::Mode;
+use serde::Serialize;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use thiserror::Error;
@@ -46,6 +47,39 @@ pub fn from_config(config: &LauncherConfig, places: &Places) -> Result<Arc<dyn L
         LauncherConfig::Docker(_) | LauncherConfig::K8s(_) | LauncherConfig::Slurm(_) => {
             Err(AdapterError::NotBuilt { mode: config.mode() })
         }
+    }
+}
+
+/// The native request of a launch, exactly as the launcher of this site sends it. Pure but for processes, whose
+/// request depends on what this host can do.
+///
+/// # Errors
+/// When this site cannot do it, with the setting to change.
+pub fn plan(
+    config: &ParentConfig,
+    places: &Places,
+    want: &Resolved,
+    with: &Allotted,
+) -> Result<Plan, Refusal> {
+    let images = config.job_images;
+    match &config.launcher {
+        LauncherConfig::Process(settings) => ProcessLauncher::new(process(settings, places)).plan(want, with),
+        LauncherConfig::Docker(settings) => {
+            polder_docker::plan::plan(settings, images, want, with).map(|plan| native(Mode::Docker, &plan))
+        }
+        LauncherConfig::K8s(settings) => {
+            polder_kubernetes::plan::plan(settings, images, want, with).map(|plan| native(Mode::K8s, &plan))
+        }
+        LauncherConfig::Slurm(settings) => {
+            polder_slurm::plan::plan(settings, images, want, with).map(|plan| native(Mode::Slurm, &plan))
+        }
+    }
+}
+
+fn native(mode: Mode, plan: &impl Serialize) -> Plan {
+    match serde_json::to_value(plan) {
+        Ok(serde_json::Value::Object(native)) => Plan { mode, native },
+        other => unreachable!("a plan is a struct of plain data: {other:?}"),
     }
 }
 

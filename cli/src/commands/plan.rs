@@ -7,7 +7,7 @@ use super::check::beside;
 use crate::args::PlanArgs;
 use crate::job_folder::{read_file, refused};
 use crate::output::{Ending, Failure, Out};
-use polder_adapters::{AdapterError, Places};
+use polder_adapters::Places;
 use polder_api::{Problem, ProblemCode};
 use polder_core::meta::{JobMeta, Need};
 use polder_core::parent::{Devices, LauncherConfig, ParentConfig};
@@ -87,16 +87,8 @@ fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
         config: folder.join("parent.yaml"),
         state: state.clone(),
     };
-    let launcher = polder_adapters::from_config(&config.launcher, &places).map_err(
-        |AdapterError::NotBuilt { mode }| {
-            let mut failure = Failure::new(ProblemCode::Invalid, "is a launcher this build does not have")
-                .file(name(&args.config))
-                .found(mode.to_string(), "process");
-            failure.problem.at = Some("launcher".to_owned());
-            failure
-        },
-    )?;
-    launcher.plan(&want, &allotted(&config.launcher, want.gpus)).map_err(|refusal| denied(&refusal))
+    let with = allotted(&config.launcher, want.gpus);
+    polder_adapters::plan(&config, &places, &want, &with).map_err(|refusal| denied(&refusal))
 }
 
 /// The study: named, or written in the meta file, or the only one there is.
@@ -130,12 +122,15 @@ fn job_of(document: &Value) -> JobId {
 
 /// The first devices there are.
 fn allotted(launcher: &LauncherConfig, gpus: u32) -> Allotted {
-    let devices = match launcher {
-        LauncherConfig::Process(process) => match &process.gpus {
-            Devices::Ids(ids) => ids.iter().take(gpus as usize).cloned().map(DeviceId).collect(),
-            Devices::Auto => (0..gpus).map(|n| DeviceId(n.to_string())).collect(),
-        },
-        _ => Vec::new(),
+    let inventory = match launcher {
+        LauncherConfig::Process(process) => &process.gpus,
+        LauncherConfig::Docker(docker) => &docker.gpus,
+        // Their schedulers hand out devices.
+        LauncherConfig::K8s(_) | LauncherConfig::Slurm(_) => return Allotted::default(),
+    };
+    let devices = match inventory {
+        Devices::Ids(ids) => ids.iter().take(gpus as usize).cloned().map(DeviceId).collect(),
+        Devices::Auto => (0..gpus).map(|n| DeviceId(n.to_string())).collect(),
     };
     Allotted { devices }
 }
