@@ -1,10 +1,11 @@
-//! A trainer for tests and benchmarks, `polder-test-trainer`: adds 1 to every floating-point value of any model, in constant
-//! memory, or misbehaves in a chosen way.
+//! A trainer for tests and benchmarks, `polder-test-trainer`: adds a number to every floating-point value of any model, in
+//! constant memory, or misbehaves in a chosen way.
 //!
 //! ```text
 //! polder-test-trainer [--do MODE] [--at ROUND] [--only SITE] [--sleep-ms N] [--weight W]
-//!                     [--init-bytes N] [--flood-mib N] [--gate FILE] [--in FILE] [--out FILE]
+//!                     [--init-bytes N] [--flood-mib N] [--gate FILE] [--add own] [--in FILE] [--out FILE]
 //! ```
+//! It adds 1; with `--add own` a number of the site's own, so that no two sites send the same bytes.
 //! `--do` is one of: ok, fail (exit 7), exit-early (exit 0 before sending), kill (SIGKILL itself), hang,
 //! nan, inf, shape, dtype, missing, garbage, bad-path, link, huge-header, zero-weight, flood,
 //! bad-utf8, no-newline, die-at-start. It misbehaves in round `--at` (default 1) and, with `--only`, at that
@@ -32,6 +33,7 @@ struct Options {
     init_bytes: usize,
     flood_mib: usize,
     gate: Option<PathBuf>,
+    add_own: bool,
     input: Option<PathBuf>,
     output: Option<PathBuf>,
 }
@@ -46,6 +48,7 @@ fn options() -> Result<Options> {
         init_bytes: 1024,
         flood_mib: 1024,
         gate: None,
+        add_own: false,
         input: None,
         output: None,
     };
@@ -61,6 +64,7 @@ fn options() -> Result<Options> {
             "--init-bytes" => found.init_bytes = value.parse()?,
             "--flood-mib" => found.flood_mib = value.parse()?,
             "--gate" => found.gate = Some(value.into()),
+            "--add" if value == "own" => found.add_own = true,
             "--in" => found.input = Some(value.into()),
             "--out" => found.output = Some(value.into()),
             _ => bail!("unknown argument {name}"),
@@ -86,7 +90,7 @@ pub fn main() -> Result<()> {
         trace(round, "train")?;
         let mode = mode_now(&options, &site, round);
         misbehave(mode, &options)?;
-        make(mode, options.input.as_deref(), out, options.init_bytes)?;
+        make(mode, options.input.as_deref(), out, &options, &site)?;
         if let Some(path) = std::env::var_os("POLDER_METRICS") {
             std::fs::write(
                 path,
@@ -107,7 +111,7 @@ pub fn main() -> Result<()> {
         misbehave(mode, &options)?;
         // Two names in turn: the file of the last round may still be read.
         let mut out = session.out.join(format!("update-{}.safetensors", task.round % 2));
-        make(mode, task.model.as_deref(), &out, options.init_bytes)?;
+        make(mode, task.model.as_deref(), &out, &options, &session.site)?;
         let weight = if mode == "zero-weight" { 0.0 } else { options.weight };
         match mode {
             "bad-path" => out = "../../../../etc/passwd".into(),
@@ -169,21 +173,21 @@ fn misbehave(mode: &str, options: &Options) -> Result<()> {
 }
 
 /// Writes the model of this round.
-fn make(mode: &str, input: Option<&Path>, out: &Path, init_bytes: usize) -> Result<()> {
+fn make(mode: &str, input: Option<&Path>, out: &Path, options: &Options, site: &str) -> Result<()> {
     match mode {
         "garbage" => return Ok(std::fs::write(out, b"this is no model")?),
         "huge-header" => return Ok(std::fs::write(out, (1u64 << 40).to_le_bytes())?),
         _ => {}
     }
     let Some(input) = input else {
-        return init(out, init_bytes);
+        return init(out, options.init_bytes);
     };
     match mode {
         "shape" => write_f32(out, "w", &[1.0, 2.0, 3.0]),
         "dtype" => rename_in_header(input, out, "\"F32\"", "\"I32\""),
         "missing" => rename_in_header(input, out, "\"w\"", "\"v\""),
         _ => {
-            add_one(input, out)?;
+            add(if options.add_own { number_of(site) } else { 1.0 }, input, out)?;
             match mode {
                 "nan" => overwrite_last(out, f32::NAN),
                 "inf" => overwrite_last(out, f32::INFINITY),
@@ -229,8 +233,14 @@ fn overwrite_last(out: &Path, value: f32) -> Result<()> {
     Ok(file.write_all(&value.to_le_bytes())?)
 }
 
-/// Copies a model and adds 1 to every F32 and F64 value on the way, a MiB at a time.
-fn add_one(input: &Path, out: &Path) -> Result<()> {
+/// A number for a site, the same each time, exact in every type.
+fn number_of(site: &str) -> f32 {
+    let sum = site.bytes().fold(7_u16, |sum, byte| sum.wrapping_mul(31).wrapping_add(u16::from(byte)));
+    1.0 + f32::from(sum % 4096) / 4096.0
+}
+
+/// Copies a model and adds a number to every F32 and F64 value on the way, a MiB at a time.
+fn add(number: f32, input: &Path, out: &Path) -> Result<()> {
     let mut from = File::open(input).with_context(|| input.display().to_string())?;
     let mut to = File::create(out).with_context(|| out.display().to_string())?;
     let mut length = [0; 8];
@@ -259,12 +269,12 @@ fn add_one(input: &Path, out: &Path) -> Result<()> {
                     .as_chunks_mut()
                     .0
                     .iter_mut()
-                    .for_each(|v| *v = (f32::from_le_bytes(*v) + 1.0).to_le_bytes()),
+                    .for_each(|v| *v = (f32::from_le_bytes(*v) + number).to_le_bytes()),
                 "F64" => part
                     .as_chunks_mut()
                     .0
                     .iter_mut()
-                    .for_each(|v| *v = (f64::from_le_bytes(*v) + 1.0).to_le_bytes()),
+                    .for_each(|v| *v = (f64::from_le_bytes(*v) + f64::from(number)).to_le_bytes()),
                 _ => {}
             }
             to.write_all(part)?;

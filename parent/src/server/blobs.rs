@@ -2,7 +2,8 @@
 //!
 //! ```text
 //! blobs/<study>/<root>     apps and results: held by jobs, see `polder_store::JobStore::held`
-//! relay/<job>/<root>       models of the current round; gone with the round, never in the database
+//! relay/<job>/<of>/<root>  models of the current round by who made them, a site or `server`; gone with the
+//!                          round, never in the database
 //! ```
 //! Beside a large one lies `<root>.tree` (its piece list); an upload on its way is `<root>.part`. Who may read what is
 //! decided by the API above: a name alone opens nothing.
@@ -10,7 +11,7 @@
 use polder_api::{Problem, ProblemCode};
 use polder_transport::blob::{Have, Tree, Uploads, hash_file, serve_blob, serve_tree};
 use polder_transport::server::{Call, Response, json};
-use polder_words::{BlobRef, Hash, JobId, StudyName};
+use polder_words::{BlobRef, Hash, JobId, SiteName, StudyName};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io;
@@ -131,14 +132,19 @@ impl Blobs {
         Area(self.studies.join(study.as_str()))
     }
 
-    /// What passes through for a job.
-    pub(super) fn relay(&self, job: JobId) -> Area {
-        Area(self.relay.join(job.to_string()))
+    /// What passes through for a job and was made by one of its sites, or by the server worker. Apart, so that nobody
+    /// learns from a blob that is there already what another site sent.
+    pub(super) fn relay(&self, job: JobId, of: &SiteName) -> Area {
+        Area(self.relay_of(job).join(of.as_str()))
+    }
+
+    fn relay_of(&self, job: JobId) -> PathBuf {
+        self.relay.join(job.to_string())
     }
 
     /// Removes what passed through for a job.
     pub(super) fn end_relay(&self, job: JobId) {
-        let path = self.relay(job).0;
+        let path = self.relay_of(job);
         if let Err(error) = fs::remove_dir_all(&path)
             && error.kind() != io::ErrorKind::NotFound
         {

@@ -10,7 +10,6 @@ use polder_api::{INLINE_LIMIT, LONG_POLL_SECONDS, PROTOCOL, Payload, Problem, Pr
 use polder_transport::longpoll::Cursor;
 use polder_transport::server::{Call, Response, Router, json};
 use polder_words::{BlobRef, Hash, JobId, Role, SiteName};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -178,13 +177,13 @@ async fn result(server: Arc<Server>, mut call: Call) -> Result<Response, Problem
     match wanted {
         Some(true) => {}
         Some(false) => {
-            server.drop_model(&cell, &result).await;
+            server.drop_model(&cell, &site, &result).await;
             return Ok(ack(&server));
         }
         None => return Err(not_yet()),
     }
     if let TaskOutcome::Done { model: Some(model), .. } = &mut result.result {
-        *model = server.hand_down(id, model).await?;
+        *model = server.hand_down(id, &site, model).await?;
     }
     let mut job = cell.job.lock().await;
     if job.put_result(&site, result) {
@@ -229,7 +228,9 @@ async fn granted(server: &Server, call: &Call) -> Result<(Area, Hash), Problem> 
     let job = cell.job.lock().await;
     let model = job.tasks.get(&site).and_then(|task| task.model.as_ref());
     match model {
-        Some(Payload::Blob { blob }) if blob.root == root => Ok((server.blobs.relay(id), root)),
+        Some(Payload::Blob { blob }) if blob.root == root => {
+            Ok((server.blobs.relay(id, &SiteName::server()), root))
+        }
         _ => Err(Problem::new(ProblemCode::NotFound, "no such blob")),
     }
 }
@@ -269,7 +270,7 @@ async fn may_write(server: &Server, call: &Call) -> Result<(Area, BlobRef), Prob
             ..Problem::new(ProblemCode::TooLarge, "the model is too large")
         });
     }
-    Ok((server.blobs.relay(id), BlobRef { root: call.param("root")?, size }))
+    Ok((server.blobs.relay(id, &site), BlobRef { root: call.param("root")?, size }))
 }
 
 async fn write_blob(server: Arc<Server>, mut call: Call) -> Result<Response, Problem> {
@@ -291,14 +292,4 @@ pub(super) fn check_inline(data: &str) -> Result<(), Problem> {
         });
     }
     Ok(())
-}
-
-/// Roots of the blobs among payloads.
-pub(super) fn roots<'a>(payloads: impl Iterator<Item = &'a Payload>) -> BTreeSet<Hash> {
-    payloads
-        .filter_map(|payload| match payload {
-            Payload::Blob { blob } | Payload::File { blob: Some(blob), .. } => Some(blob.root),
-            _ => None,
-        })
-        .collect()
 }

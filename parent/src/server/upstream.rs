@@ -6,7 +6,7 @@
 
 use super::job::ServerWorker;
 use super::provenance;
-use super::site_api::{check_inline, roots};
+use super::site_api::check_inline;
 use super::state::{Cell, Server};
 use crate::workers::{NextBody, TakeError, Upstream, WorkerState};
 use async_trait::async_trait;
@@ -50,14 +50,19 @@ impl Server {
     }
 
     /// Puts a model that a site sent where the server worker finds it.
-    pub(super) async fn hand_down(&self, id: JobId, model: &Payload) -> Result<Payload, Problem> {
+    pub(super) async fn hand_down(
+        &self,
+        id: JobId,
+        of: &SiteName,
+        model: &Payload,
+    ) -> Result<Payload, Problem> {
         match model {
             Payload::Inline { data } => {
                 check_inline(data)?;
                 Ok(model.clone())
             }
             Payload::Blob { blob } => {
-                let area = self.blobs.relay(id);
+                let area = self.blobs.relay(id, of);
                 if !area.has(blob) {
                     return Err(Problem::new(ProblemCode::Conflict, "the model has not been uploaded"));
                 }
@@ -73,13 +78,12 @@ impl Server {
     }
 
     /// A result came too late: its model is of no use.
-    pub(super) async fn drop_model(&self, cell: &Cell, result: &TaskResult) {
-        let TaskOutcome::Done { model: Some(Payload::Blob { blob }), .. } = &result.result else { return };
+    pub(super) async fn drop_model(&self, cell: &Cell, of: &SiteName, result: &TaskResult) {
+        let Some(Payload::Blob { blob }) = model_of(result) else { return };
         let job = cell.job.lock().await;
-        let used =
-            roots(job.tasks.values().filter_map(|task| task.model.as_ref()).chain(models(&job.results)));
-        if !used.contains(&blob.root) {
-            self.blobs.relay(cell.facts.id).remove(&blob.root);
+        let used = job.results.get(of).and_then(model_of).and_then(root_of);
+        if used != Some(blob.root) {
+            self.blobs.relay(cell.facts.id, of).remove(&blob.root);
         }
     }
 
@@ -101,7 +105,7 @@ impl Server {
         };
         let key = (task.id, path.clone());
         let known = cell.taken().get(&key).copied();
-        let area = self.blobs.relay(cell.facts.id);
+        let area = self.blobs.relay(cell.facts.id, &SiteName::server());
         let blob = match known.filter(|blob| area.has(blob)) {
             Some(blob) => blob,
             None => {
@@ -124,20 +128,22 @@ impl Server {
     fn sweep(
         self: Arc<Self>,
         cell: Arc<Cell>,
-        before: &BTreeSet<Hash>,
-        after: &BTreeSet<Hash>,
+        before: &BTreeSet<Relayed>,
+        after: &BTreeSet<Relayed>,
         given: BTreeSet<Hash>,
     ) {
-        let stale: Vec<Hash> = before.difference(after).copied().collect();
+        let stale: Vec<Relayed> = before.difference(after).cloned().collect();
         if stale.is_empty() {
             return;
         }
         tokio::spawn(async move {
             let id = cell.facts.id;
             self.launches().keep_only(id, given).await;
-            let area = self.blobs.relay(id);
-            let removed =
-                tokio::task::spawn_blocking(move || stale.iter().for_each(|root| area.remove(root)));
+            let removed = tokio::task::spawn_blocking(move || {
+                for (of, root) in &stale {
+                    self.blobs.relay(id, of).remove(root);
+                }
+            });
             let _ = removed.await;
         });
     }
@@ -235,12 +241,32 @@ impl Server {
     }
 }
 
-/// Models among results.
-fn models(results: &BTreeMap<SiteName, TaskResult>) -> impl Iterator<Item = &Payload> {
-    results.values().filter_map(|result| match &result.result {
+/// A blob in the relay, and who made it.
+type Relayed = (SiteName, Hash);
+
+/// What the current tasks and results of a job need in the relay.
+fn relayed(job: &super::job::Job) -> BTreeSet<Relayed> {
+    let made = |of: &SiteName, model| root_of(model).map(|root| (of.clone(), root));
+    let server = SiteName::server();
+    let tasks = job.tasks.values().filter_map(|task| made(&server, task.model.as_ref()?));
+    let results = job.results.iter().filter_map(|(site, result)| made(site, model_of(result)?));
+    tasks.chain(results).collect()
+}
+
+/// The model of a result.
+fn model_of(result: &TaskResult) -> Option<&Payload> {
+    match &result.result {
         TaskOutcome::Done { model, .. } => model.as_ref(),
         TaskOutcome::Failed { .. } => None,
-    })
+    }
+}
+
+/// The hash of a model that does not ride in the message.
+fn root_of(model: &Payload) -> Option<Hash> {
+    match model {
+        Payload::Blob { blob } | Payload::File { blob: Some(blob), .. } => Some(blob.root),
+        Payload::Inline { .. } | Payload::File { blob: None, .. } => None,
+    }
 }
 
 fn is_file_name(name: &str) -> bool {
@@ -308,15 +334,10 @@ impl Upstream for ServerUpstream {
         if !job.is_current(launch) {
             return Err(Problem::new(ProblemCode::Conflict, format!("{launch} is not the current attempt")));
         }
-        let used = |job: &super::job::Job| {
-            let results = roots(models(&job.results));
-            let mut all = roots(job.tasks.values().filter_map(|task| task.model.as_ref()));
-            all.extend(results.iter().copied());
-            (all, results)
-        };
-        let (before, _) = used(&job);
+        let before = relayed(&job);
         let effects = job.put_tasks(given, server.now());
-        let (after, results) = used(&job);
+        let after = relayed(&job);
+        let results = job.results.values().filter_map(|result| root_of(model_of(result)?)).collect();
         server.carry_out(&cell, &mut job, effects).await;
         drop(job);
         Arc::clone(server).sweep(cell, &before, &after, results);
