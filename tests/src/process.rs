@@ -75,6 +75,15 @@ impl Process {
         })
     }
 
+    /// Processor time it has used itself, its threads that have ended too: in user code, and in the kernel.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn cpu_own(&self) -> io::Result<(Duration, Duration)> {
+        let ticks = |n| stat_field(self.pid, n).map(|ticks| Duration::from_millis(ticks * 10));
+        Ok((ticks(14)?, ticks(15)?))
+    }
+
     /// Processor time, user and system, of it and of the children it has waited for.
     ///
     /// # Errors

@@ -1,4 +1,4 @@
-//! Highest memory of each kind of process while a job runs, read again and again from `/proc`.
+//! Highest memory and processor time of each kind of process while a job runs, read again and again from `/proc`.
 
 use polder_tests::process::{self, Memory, Process};
 use std::collections::BTreeMap;
@@ -19,6 +19,17 @@ pub(crate) enum Kind {
     Other,
 }
 
+impl Kind {
+    /// Those that carry a model.
+    pub(crate) const CARRIERS: [(Self, &str); 5] = [
+        (Self::ServerWorker, "server worker"),
+        (Self::ServerParent, "server parent"),
+        (Self::SiteParent, "site parents"),
+        (Self::ClientWorker, "client workers"),
+        (Self::Trainer, "trainers"),
+    ];
+}
+
 /// The highest values seen of a kind, MiB.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Peak {
@@ -30,11 +41,14 @@ pub(crate) struct Peak {
     pub(crate) mapped: f64,
 }
 
+/// Seconds in user code and in the kernel, of a kind.
+pub(crate) type Used = BTreeMap<Kind, (f64, f64)>;
+
 /// Looks until it is stopped.
 pub(crate) struct Sampler {
     stop: Arc<AtomicBool>,
     seen: Arc<Mutex<BTreeMap<Kind, Peak>>>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<JoinHandle<Used>>,
 }
 
 impl Sampler {
@@ -45,6 +59,7 @@ impl Sampler {
         let (stopping, peaks) = (Arc::clone(&stop), Arc::clone(&seen));
         let thread = std::thread::spawn(move || {
             let mut known: Vec<(Kind, Process)> = Vec::new();
+            let mut used = BTreeMap::new();
             let mut turn = 0u32;
             while !stopping.load(Ordering::SeqCst) {
                 // Who is there is looked up seldom, how large they are often.
@@ -60,20 +75,29 @@ impl Sampler {
                     if let Ok(memory) = process.memory() {
                         note(&mut peaks.lock().unwrap_or_else(PoisonError::into_inner), *kind, memory);
                     }
+                    if turn % 5 == 1
+                        && let Ok(cpu) = process.cpu_own()
+                    {
+                        used.insert((*kind, process.pid, process.started), cpu);
+                    }
                 }
                 std::thread::sleep(Duration::from_millis(20));
             }
+            let mut sums = Used::new();
+            for ((kind, ..), (user, kernel)) in used {
+                let sum = sums.entry(kind).or_default();
+                *sum = (sum.0 + user.as_secs_f64(), sum.1 + kernel.as_secs_f64());
+            }
+            sums
         });
         Self { stop, seen, thread: Some(thread) }
     }
 
-    /// The highest of each kind.
-    pub(crate) fn stop(mut self) -> BTreeMap<Kind, Peak> {
+    /// The highest of each kind, and what each used.
+    pub(crate) fn stop(mut self) -> (BTreeMap<Kind, Peak>, Used) {
         self.stop.store(true, Ordering::SeqCst);
-        if let Some(thread) = self.thread.take() {
-            thread.join().expect("looking does not panic");
-        }
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let used = self.thread.take().map(|thread| thread.join().expect("looking does not panic"));
+        (self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone(), used.unwrap_or_default())
     }
 }
 

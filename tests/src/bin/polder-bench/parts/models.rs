@@ -51,7 +51,7 @@ fn measure(size: &Size) -> Vec<Figure> {
     let job = adding("large", size.mib << 20, size.rounds, size.sites).write(&federation.root);
     let sampler = Sampler::start(federation.root.clone());
     let run = follow(&federation.lead(), &job, meter.as_ref());
-    let peaks = sampler.stop();
+    let (peaks, used) = sampler.stop();
     let (walls, cpus): (Vec<f64>, Vec<f64>) = (1..run.rounds.len()).map(|n| run.per_round(n, n + 1)).unzip();
     let what = |rest: &str| format!("{} MiB model, {} sites: {rest}", size.mib, size.sites);
     let seconds = |values: Vec<f64>| values.into_iter().map(|value| value / 1000.0).collect::<Vec<_>>();
@@ -82,7 +82,16 @@ fn measure(size: &Size) -> Vec<Figure> {
         server = server.flare(flare_server);
         client = client.flare(flare_client);
     }
-    vec![
+    // Where the processor time of the whole job went, a round: the first of a job has no model to send down.
+    let shares = Kind::CARRIERS.map(|(kind, name)| {
+        let (user, kernel) = used.get(&kind).copied().unwrap_or_default();
+        let rounds = f64::from(size.rounds);
+        let share = |part: &str, seconds: f64| {
+            Figure::new("models", what(&format!("{name}, {part} a round")), "s", vec![seconds / rounds])
+        };
+        [share("user time", user), share("kernel time", kernel)]
+    });
+    let mut figures = vec![
         wall,
         cpu,
         server,
@@ -93,7 +102,9 @@ fn measure(size: &Size) -> Vec<Figure> {
         client_mapped,
         server_parent.at_most(48.0),
         site_parent.at_most(48.0),
-    ]
+    ];
+    figures.extend(shares.into_iter().flatten());
+    figures
 }
 
 /// Bytes between sites and server for each byte of model that has to travel, counted by a proxy.
