@@ -2,14 +2,14 @@
 //!
 //! The run directory is opened by us; from there the file is opened with `openat2`, which follows no link and leaves
 //! the directory on no way. Then the open file is looked at, not its name: regular, one name, owned by the worker (or
-//! by us), within the cap. It is copied, and the copy is hashed; a file that grows or shrinks meanwhile is what
-//! was copied, up to the cap.
+//! by us), within the cap. As many bytes as it has then are copied, and what is written is what is hashed; a file that
+//! shrinks meanwhile is refused.
 
 use super::{RunDir, TakeError};
-use polder_transport::blob::{Tree, hash_file};
+use polder_transport::blob::{Tree, copy_file_hashing};
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat, openat2};
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,20 +32,13 @@ pub(super) fn take(dir: &RunDir, path: &str, cap: u64, into: &Path) -> Result<Tr
     if meta.uid() != rustix::process::geteuid().as_raw() && owner.ok() != Some(meta.uid()) {
         return refuse("it belongs to another account");
     }
-    let too_large = || TakeError::TooLarge { path: shown.clone(), cap };
     if meta.len() > cap {
-        return Err(too_large());
+        return Err(TakeError::TooLarge { path: shown, cap });
     }
     fs::create_dir_all(into).map_err(failed)?;
     let spool = Spool::new(into).map_err(failed)?;
     let out = spool.create().map_err(failed)?;
-    // The kernel copies; what is hashed is the copy, which is ours, on all cores.
-    let copied = io::copy(&mut (&file).take(cap.saturating_add(1)), &mut &out).map_err(failed)?;
-    drop(out);
-    if copied > cap {
-        return Err(too_large());
-    }
-    let tree = hash_file(&spool.path).map_err(|error| failed(io::Error::other(error)))?;
+    let tree = copy_file_hashing(&file, meta.len(), &out).map_err(failed)?;
     spool.keep_as(&into.join(tree.blob().root.to_string())).map_err(failed)?;
     Ok(tree)
 }

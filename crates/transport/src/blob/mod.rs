@@ -28,7 +28,7 @@ pub use client::{Transfer, download, upload};
 pub use partial::Partial;
 pub use server::{Uploads, serve_blob, serve_tree};
 pub use stream::{file_body, receive};
-pub use tree::{Tree, TreeHasher, copy_hashing, hash_file};
+pub use tree::{Tree, TreeHasher, copy_file_hashing, copy_hashing, hash_file};
 
 use crate::body::ReadError;
 use crate::client::ClientError;

@@ -179,12 +179,21 @@ impl TreeHasher {
 pub fn hash_file(path: &Path) -> Result<Tree, BlobError> {
     let file = File::open(path).map_err(failed(path, "open"))?;
     let size = file.metadata().map_err(failed(path, "read"))?.len();
-    hash_open(&file, size).map_err(failed(path, "read"))
+    hash_open(&file, size, None).map_err(failed(path, "read"))
 }
 
-fn hash_open(file: &File, size: u64) -> io::Result<Tree> {
+/// Copies the first `size` bytes of a file to another, which is empty, and hashes what it writes; blocks. Pieces go
+/// side by side where there are cores, each byte is read once.
+///
+/// # Errors
+/// When reading or writing fails, or the file has fewer bytes.
+pub fn copy_file_hashing(from: &File, size: u64, to: &File) -> io::Result<Tree> {
+    hash_open(from, size, Some(to))
+}
+
+fn hash_open(file: &File, size: u64, copy: Option<&File>) -> io::Result<Tree> {
     if size <= PIECE {
-        let hasher = hash_piece(file, 0, size)?;
+        let hasher = pass_piece(file, 0, size, copy)?;
         return Ok(Tree {
             blob: BlobRef { root: Hash(*hasher.finalize().as_bytes()), size },
             cvs: Vec::new(),
@@ -200,7 +209,8 @@ fn hash_open(file: &File, size: u64) -> io::Result<Tree> {
             if piece >= pieces {
                 return Ok(());
             }
-            let cv = hash_piece(file, piece, (size - piece * PIECE).min(PIECE))?.finalize_non_root();
+            let hasher = pass_piece(file, piece, (size - piece * PIECE).min(PIECE), copy)?;
+            let cv = hasher.finalize_non_root();
             let at = usize::try_from(piece).map_err(io::Error::other)?;
             cvs.lock().unwrap_or_else(PoisonError::into_inner)[at] = cv;
         }
@@ -220,6 +230,11 @@ fn hash_open(file: &File, size: u64) -> io::Result<Tree> {
 
 /// Hashes a piece of a file, `len` bytes of it.
 pub(super) fn hash_piece(file: &File, piece: u64, len: u64) -> io::Result<Hasher> {
+    pass_piece(file, piece, len, None)
+}
+
+/// Hashes a piece of a file, and puts what was hashed at the same place of another.
+fn pass_piece(file: &File, piece: u64, len: u64, copy: Option<&File>) -> io::Result<Hasher> {
     let mut hasher = Tree::hasher(piece);
     let mut buffer = vec![0; CHUNK.min(usize::try_from(len).unwrap_or(CHUNK))];
     let mut at = piece * PIECE;
@@ -228,6 +243,9 @@ pub(super) fn hash_piece(file: &File, piece: u64, len: u64) -> io::Result<Hasher
         let now = buffer.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
         file.read_exact_at(&mut buffer[..now], at)?;
         hasher.update(&buffer[..now]);
+        if let Some(copy) = copy {
+            copy.write_all_at(&buffer[..now], at)?;
+        }
         at += now as u64;
     }
     Ok(hasher)
@@ -295,6 +313,10 @@ mod tests {
             let file = tempfile::NamedTempFile::new().unwrap();
             std::fs::write(file.path(), part).unwrap();
             assert_eq!(hash_file(file.path()).unwrap(), tree);
+            let to = tempfile::NamedTempFile::new().unwrap();
+            assert_eq!(copy_file_hashing(file.as_file(), size, to.as_file()).unwrap(), tree);
+            assert!(std::fs::read(to.path()).unwrap() == part);
+            assert!(copy_file_hashing(file.as_file(), size + 1, to.as_file()).is_err());
             let mut copy = Vec::new();
             assert_eq!(copy_hashing(&mut &part[..], &mut copy).unwrap(), tree);
             assert!(copy == part);

@@ -28,7 +28,9 @@ const SIZES: [Size; 5] = [
 
 pub(crate) fn run() -> Vec<Figure> {
     touch_memory();
-    let mut figures: Vec<Figure> = SIZES.iter().flat_map(measure).collect();
+    let only: Option<u64> = std::env::var("POLDER_BENCH_MIB").ok().and_then(|mib| mib.parse().ok());
+    let sizes = SIZES.iter().filter(|size| only.is_none_or(|mib| mib == size.mib));
+    let mut figures: Vec<Figure> = sizes.flat_map(measure).collect();
     figures.push(wire());
     figures
 }
