@@ -7,7 +7,7 @@ use polder_core::study_runtime::StudyRuntime;
 use polder_core::value::{Data, Value, to_json};
 use polder_launch::launcher::Place;
 use polder_launch::{Refusal, Resolved};
-use polder_words::FailureClass;
+use polder_words::{FailureClass, Mode};
 
 /// Completes a launch with the amounts and options of a job and the study's runtime at its site.
 ///
@@ -44,6 +44,17 @@ pub fn ask(
         serde_json::Value::Object(map) => map,
         _ => serde_json::Map::new(),
     };
+    if config.mode() == Mode::Docker {
+        // The one amount that a job may also state as an option of this launcher; the planner wants to know whether
+        // it was stated at all, since zero takes away what the study would have.
+        let option = launch.options.get("num_of_gpus").filter(|value| !value.is_null());
+        if let Some(gpus) = option.and_then(serde_json::Value::as_u64) {
+            launch.gpus = u32::try_from(gpus).map_err(|_| too_many())?;
+            within_limits(launch, runtime)?;
+        } else if portable.gpus.is_some() {
+            launch.options.insert("num_of_gpus".to_owned(), launch.gpus.into());
+        }
+    }
     launch.runtime = json(&runtime.to_value());
     launch.max_restarts = config.max_restarts;
     launch.pending_timeout_ms = crate::pending_timeout_ms(&config.launcher);
@@ -101,7 +112,7 @@ fn json(value: &Value) -> serde_json::Value {
 mod tests {
     use super::*;
     use polder_core::study_runtime::{NoFiles, Reading, StudyRuntimes};
-    use polder_words::{LaunchId, Mode, Role};
+    use polder_words::{LaunchId, Role};
 
     fn asked(meta: &str, runtime: &str) -> Result<Resolved, Refusal> {
         let config = b"name: uni\nserver: https://s\nlauncher: {process: {}}\nmax_restarts: 5\n";

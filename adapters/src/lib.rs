@@ -1,6 +1,7 @@
 //! From a site's `parent.yaml` to its launcher: the only place that names the modes side by side.
 
 mod ask;
+mod docker;
 
 pub use ask::{ask, of as refusal_of};
 
@@ -65,7 +66,8 @@ pub fn plan(
     match &config.launcher {
         LauncherConfig::Process(settings) => ProcessLauncher::new(process(settings, places)).plan(want, with),
         LauncherConfig::Docker(settings) => {
-            polder_docker::plan::plan(settings, images, want, with).map(|plan| native(Mode::Docker, &plan))
+            polder_docker::plan(&docker::settings(settings, images, places), want, with)
+                .map(|plan| native(Mode::Docker, &plan))
         }
         LauncherConfig::K8s(settings) => {
             polder_kubernetes::plan::plan(settings, images, want, with).map(|plan| native(Mode::K8s, &plan))
@@ -104,13 +106,26 @@ fn process(config: &ProcessConfig, places: &Places) -> Settings {
 /// The worker program of a site: what it names, else the one beside this program.
 #[must_use]
 pub fn worker_program(config: &LauncherConfig) -> PathBuf {
-    if let LauncherConfig::Process(config) = config
-        && let Some(worker) = &config.worker
-    {
+    let named = match config {
+        LauncherConfig::Process(config) => config.worker.as_ref(),
+        LauncherConfig::Docker(config) => config.worker.as_ref(),
+        LauncherConfig::K8s(_) | LauncherConfig::Slurm(_) => None,
+    };
+    if let Some(worker) = named {
         return worker.clone();
     }
     let beside = std::env::current_exe().ok().and_then(|me| Some(me.parent()?.join("polder-worker")));
     beside.unwrap_or_else(|| Path::new("/usr/libexec/polder/polder-worker").to_owned())
+}
+
+/// The workers' socket in a state folder. Where it is mounted into containers it lies in a folder of its own: the folder
+/// is what is mounted, since the socket's inode is another one when the parent was started again.
+#[must_use]
+pub fn socket_in(state: &Path, mode: Mode) -> PathBuf {
+    match mode {
+        Mode::Docker => state.join("sock").join("worker.sock"),
+        Mode::Process | Mode::K8s | Mode::Slurm => state.join("worker.sock"),
+    }
 }
 
 /// How long a worker may wait to run at this site, in milliseconds, when the job does not say; `None`: for ever.

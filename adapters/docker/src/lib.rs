@@ -1,5 +1,12 @@
-//! Workers as containers of a Docker or Podman engine.
+//! Workers as containers of one Docker (or Podman) engine.
 //!
-//! * [`plan`]: pure, the native request as JSON.
+//! * [`plan`]: pure, from what is wanted and what the site says to the request the engine gets, byte for byte.
+//! * `drive` (feature `drive`): `impl Launcher`, the engine's API through `bollard`; one events connection watches
+//!   all workers.
+//!
+//! Nothing of Polder has to be in an image: the static worker is mounted into any, read-only, and reaches its parent
+//! through a socket in a mounted folder, so that a container needs no network.
 
 pub mod plan;
+
+pub use plan::{DockerPlan, Settings, plan};

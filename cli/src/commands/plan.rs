@@ -11,11 +11,12 @@ use polder_adapters::Places;
 use polder_api::{Problem, ProblemCode};
 use polder_core::meta::{JobMeta, Need};
 use polder_core::parent::{Devices, LauncherConfig, ParentConfig};
-use polder_core::study_runtime::StudyRuntimes;
-use polder_core::value::{At, Value, from_bytes};
+use polder_core::resources::View;
+use polder_core::study_runtime::{StudyRuntime, StudyRuntimes};
+use polder_core::value::{At, Data, Value, from_bytes};
 use polder_launch::launcher::{DeviceId, default_max_restarts};
 use polder_launch::{Allotted, Plan, Refusal, Resolved};
-use polder_words::{JobId, LaunchId, StudyName};
+use polder_words::{JobId, LaunchId, Mode, StudyName};
 use std::path::Path;
 
 pub(crate) fn plan(args: &PlanArgs, out: &mut Out) -> Result<(), Ending> {
@@ -80,15 +81,62 @@ fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
         pending_timeout_ms: None,
         max_restarts: default_max_restarts(),
     };
+    brings_code(&document, &file, &args.site, &config, &meta)?;
+    secrets_there(&runtime_file, &runtime, config.mode())?;
     polder_adapters::ask(&mut want, &file, &meta, &runtime, &config).map_err(|refusal| denied(&refusal))?;
     let places = Places {
-        sockets: vec![state.join("worker.sock")],
+        sockets: vec![polder_adapters::socket_in(&state, config.mode())],
         kit: folder.join(&config.kit),
         config: folder.join("parent.yaml"),
         state: state.clone(),
     };
     let with = allotted(&config.launcher, want.gpus);
     polder_adapters::plan(&config, &places, &want, &with).map_err(|refusal| denied(&refusal))
+}
+
+/// A program or interpreter of the job's own counts as bringing code, which a job's record has to say: whether it may
+/// is the submitter's right, which a plan does not know.
+fn brings_code(
+    document: &Value,
+    file: &str,
+    site: &polder_words::SiteName,
+    config: &ParentConfig,
+    meta: &JobMeta,
+) -> Result<(), Failure> {
+    if config.mode() != Mode::Docker || document.get("byoc").is_some_and(|byoc| byoc.data == Data::Bool(true))
+    {
+        return Ok(());
+    }
+    let view =
+        View { file, resource_spec: meta.resource_spec.value(), launcher_spec: meta.launcher_spec.value() };
+    for key in ["entrypoint", "python_path"] {
+        let option = view.option(site.as_str(), Mode::Docker, key).map_err(|error| refused(&error))?;
+        if let Some(value) = option.filter(|value| !value.is_null()) {
+            let mut failure = Failure::new(ProblemCode::Invalid, "counts as bringing code")
+                .file(file.to_owned())
+                .found(polder_core::value::to_json(value), "a job whose record says `byoc: true`");
+            failure.problem.at = Some(format!("launcher_spec.{site}.docker.{key}"));
+            return Err(failure);
+        }
+    }
+    Ok(())
+}
+
+/// Secrets that are variables of the parent have to be there, as they have to for a launch.
+fn secrets_there(file: &str, runtime: &StudyRuntime, mode: Mode) -> Result<(), Failure> {
+    if mode == Mode::K8s {
+        return Ok(());
+    }
+    for secret in runtime.secret_env.iter().filter(|secret| secret.file().is_none()) {
+        if std::env::var_os(&secret.source).is_none() {
+            let mut failure = Failure::new(ProblemCode::Invalid, "the parent has no such variable")
+                .file(file.to_owned())
+                .found(secret.source.clone(), "a variable of the parent, or file:/path");
+            failure.problem.at = Some(format!("studies.{}.secret_env.{}.source", runtime.study, secret.name));
+            return Err(failure);
+        }
+    }
+    Ok(())
 }
 
 /// The study: named, or written in the meta file, or the only one there is.

@@ -118,6 +118,11 @@ pub struct DockerLauncher {
     pub job_container_kwargs: Map,
     /// Where the state folder is on the engine's host, when the parent runs in a container itself.
     pub workspace: Option<String>,
+    /// `uid:gid` of workers; absent: the parent's own, or 65534:65534 when that is root. `0:0` is for a rootless
+    /// engine, whose root is the account it runs as.
+    pub user: Option<(u32, u32)>,
+    /// The worker program, linked statically; absent: `polder-worker` beside the parent.
+    pub worker: Option<PathBuf>,
 }
 
 /// Settings of `kubernetes`.
@@ -358,6 +363,18 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
     })
 }
 
+/// `uid:gid`. Numbers, since names are the image's.
+fn numeric_user(at: &At<'_>) -> Result<(u32, u32)> {
+    let number = |text: &str| {
+        let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+        digits.then(|| text.parse::<u32>().ok()).flatten()
+    };
+    let (uid, gid) = at.value().as_text().and_then(|text| text.split_once(':')).unwrap_or_default();
+    number(uid)
+        .zip(number(gid))
+        .ok_or_else(|| at.refuse("is not an account", "uid:gid, in numbers and quotes"))
+}
+
 fn docker(at: &At<'_>) -> Result<DockerLauncher> {
     let fields = at.fields(&[
         "socket",
@@ -376,6 +393,8 @@ fn docker(at: &At<'_>) -> Result<DockerLauncher> {
         "job_container_kwargs",
         "default_job_container_kwargs",
         "workspace",
+        "user",
+        "worker",
     ])?;
     let mut job_env = IndexMap::new();
     if let Some(env) = fields.either("job_env", "default_job_env")? {
@@ -409,6 +428,8 @@ fn docker(at: &At<'_>) -> Result<DockerLauncher> {
         job_env,
         job_container_kwargs,
         workspace: text(&fields, "workspace")?,
+        user: fields.given("user").map(|at| numeric_user(&at)).transpose()?,
+        worker: fields.given("worker").map(|at| absolute(&at)).transpose()?,
     })
 }
 

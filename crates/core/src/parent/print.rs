@@ -124,6 +124,8 @@ fn docker(settings: &DockerLauncher) -> Pairs {
     out.push(("job_env", text_map(&settings.job_env)));
     out.push(("job_container_kwargs", Data::Map(settings.job_container_kwargs.clone()).into()));
     put(&mut out, "workspace", settings.workspace.as_deref());
+    put(&mut out, "user", settings.user.map(|(uid, gid)| format!("{uid}:{gid}")));
+    put(&mut out, "worker", settings.worker.as_ref().map(|path| path.display().to_string()));
     out
 }
 

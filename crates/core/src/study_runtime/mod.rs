@@ -11,6 +11,7 @@ mod read;
 mod slurm;
 
 pub use plus::{Access, Approval, Egress, ImagePolicy, Limits};
+pub use read::DOCKER_SETTINGS;
 pub use slurm::{SlurmStudy, slurm_time};
 
 use crate::error::{Error, Result};

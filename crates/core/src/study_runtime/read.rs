@@ -29,7 +29,7 @@ const KEYS: [&str; 14] = [
 ];
 
 /// The settings of the Docker SDK's `containers.run` that shape a container and are not the launcher's.
-const DOCKER_SETTINGS: [&str; 75] = [
+pub const DOCKER_SETTINGS: [&str; 75] = [
     "blkio_weight",
     "blkio_weight_device",
     "cap_add",
