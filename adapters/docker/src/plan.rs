@@ -10,7 +10,7 @@ mod study;
 
 pub use kwargs::{Entry, Fixed, In, Kind, TABLE};
 
-use polder_core::images::{Candidates, choose};
+use polder_core::images::{Candidates, ImageError, choose};
 use polder_core::launcher::DockerOptions;
 use polder_core::parent::Pull;
 use polder_core::value::{At, from_json};
@@ -191,7 +191,35 @@ fn image(
     }
     choose(&candidates, &policy, want.study.as_str(), STUDY_FILE)
         .map(|chosen| chosen.image)
-        .map_err(|error| Refusal::new(FailureClass::Image, error.to_string()))
+        .map_err(|error| image_refused(&error, want))
+}
+
+/// Why no image may run, with the place in the study file.
+fn image_refused(error: &ImageError, want: &Resolved) -> Refusal {
+    let refuse = |message: &str, at: &str, found: &str, allowed: &str| {
+        let at = format!("studies.{}.{at}", want.study);
+        Refusal::new(FailureClass::Image, message).at(STUDY_FILE, &at, found, allowed)
+    };
+    match error {
+        ImageError::None { job, .. } => {
+            let message = format!("there is no image for the study's workers, and the job brings {job}");
+            refuse(
+                &message,
+                "container.image",
+                "none",
+                "a reference, or launcher.docker.image in parent.yaml",
+            )
+        }
+        ImageError::NotAllowed { image, allowed, .. } => {
+            refuse("does not let this image run", "images.allow", image, &allowed.join(", "))
+        }
+        ImageError::NoDigest { image, .. } => {
+            refuse("requires a digest", "images.require_digest", image, "name@sha256:<64 digits>")
+        }
+        ImageError::Moved { image, .. } => {
+            refuse(&error.to_string(), "images.pin", image, "the pinned image")
+        }
+    }
 }
 
 /// GPUs, CPUs and memory. What a job asks for wins over the settings of site and study; a limit is a limit, so swap
@@ -263,7 +291,7 @@ fn amounts(
             host.remove("MemoryReservation");
         }
     }
-    if !host.get("PidsLimit").and_then(Value::as_i64).is_some_and(|pids| pids > 0) {
+    if host.get("PidsLimit").and_then(Value::as_i64).is_none_or(|pids| pids <= 0) {
         host.insert("PidsLimit".to_owned(), PIDS.into());
     }
     Ok(())

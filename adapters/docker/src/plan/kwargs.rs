@@ -277,7 +277,7 @@ fn one(spot: &Spot<'_>, kind: Kind) -> Result<Option<Value>, Refusal> {
         Kind::CapAdd => capabilities(spot)?,
         Kind::Security => security(spot)?,
         Kind::Mode => match value.as_str() {
-            Some(text) if matches!(text, "host" | "private" | "shareable" | "none") => value.clone(),
+            Some("host" | "private" | "shareable" | "none") => value.clone(),
             _ => {
                 return Err(spot.refuse(
                     FailureClass::Policy,
