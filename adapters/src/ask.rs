@@ -2,9 +2,9 @@
 
 use polder_core::meta::JobMeta;
 use polder_core::parent::ParentConfig;
-use polder_core::resources::View;
+use polder_core::resources::{View, slurm_resources};
 use polder_core::study_runtime::StudyRuntime;
-use polder_core::value::{Data, Value, to_json};
+use polder_core::value::{Data, Int, Value, to_json};
 use polder_launch::launcher::Place;
 use polder_launch::{Refusal, Resolved};
 use polder_words::{FailureClass, Mode};
@@ -40,6 +40,9 @@ pub fn ask(
         launch.memory = Some(memory.bytes_u64().ok_or_else(too_many)?);
     }
     within_limits(launch, runtime)?;
+    if config.mode() == Mode::Slurm {
+        slurm_totals(launch, &view, runtime, config)?;
+    }
     launch.options = match json(&Data::Map(options).into()) {
         serde_json::Value::Object(map) => map,
         _ => serde_json::Map::new(),
@@ -59,6 +62,29 @@ pub fn ask(
     launch.max_restarts = config.max_restarts;
     launch.pending_timeout_ms = crate::pending_timeout_ms(&config.launcher);
     Ok(())
+}
+
+/// What Slurm is asked for natively, over all nodes, is bounded by the study's limits, too; the total of GPUs is the
+/// portable amount from here on.
+fn slurm_totals(
+    launch: &mut Resolved,
+    view: &View<'_>,
+    runtime: &StudyRuntime,
+    config: &ParentConfig,
+) -> Result<(), Refusal> {
+    let sandbox = runtime.slurm.sandbox.unwrap_or(config.slurm_sandbox());
+    let longest = crate::pending_timeout_ms(&config.launcher).unwrap_or(u64::MAX);
+    let longest = std::time::Duration::from_millis(longest).as_secs_f64();
+    let asked =
+        slurm_resources(view, launch.id.site.as_str(), sandbox, longest).map_err(|error| of(&error))?;
+    let total = |each: &Option<Int>| each.as_ref().map(|each| asked.nodes.times(each).as_u64());
+    let small = |n: Option<u64>| n.and_then(|n| u32::try_from(n).ok()).unwrap_or(u32::MAX);
+    launch.gpus = total(&asked.gpus_per_node).map_or(launch.gpus, small);
+    let mut all = launch.clone();
+    all.cpus = total(&asked.cpus_per_node).map(small);
+    let bytes = |mib: Option<u64>| mib.and_then(|mib| mib.checked_mul(1 << 20)).unwrap_or(u64::MAX);
+    all.memory = total(&asked.mem_per_node).map(bytes);
+    within_limits(&all, runtime)
 }
 
 /// The amounts a study may have at a site.

@@ -73,7 +73,8 @@ pub fn plan(
             polder_kubernetes::plan::plan(settings, images, want, with).map(|plan| native(Mode::K8s, &plan))
         }
         LauncherConfig::Slurm(settings) => {
-            polder_slurm::plan::plan(settings, images, want, with).map(|plan| native(Mode::Slurm, &plan))
+            polder_slurm::plan::plan(settings, images, &polder_slurm::plan::ThisHost, want, with)
+                .map(|plan| native(Mode::Slurm, &plan))
         }
     }
 }
