@@ -159,6 +159,7 @@ mod tests {
             study,
             run_dir: "/r".into(),
             worker: "/w".into(),
+            files: polder_words::FileWay::Shared,
             gpus: 0,
             cpus: None,
             memory: None,

@@ -111,6 +111,11 @@ pub(crate) async fn check(config: &ParentConfig, folder: &Path) -> anyhow::Resul
         println!("{}: {}: {}", if check.ok { "ok" } else { "NOT OK" }, check.what, check.text);
         good &= check.ok;
     }
+    if let Some(listener) = crate::workers::Reach::of(&config.launcher).listen().await?
+        && let Some(address) = listener.local_addr()
+    {
+        println!("ok: workers: may dial {address}");
+    }
     anyhow::ensure!(good, "not everything is as it should be");
     Ok(())
 }

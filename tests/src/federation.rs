@@ -47,6 +47,8 @@ pub struct Plan {
     pub proxy: Option<String>,
     /// A control group that every process of the federation is put into.
     pub cgroup: Option<PathBuf>,
+    /// Whether workers dial a TCP port of their parent rather than its socket.
+    pub ports: bool,
 }
 
 impl Plan {
@@ -59,7 +61,15 @@ impl Plan {
             parent: json!({}),
             proxy: None,
             cgroup: None,
+            ports: false,
         }
+    }
+
+    /// With workers that dial a TCP port, as those of other hosts do.
+    #[must_use]
+    pub fn worker_ports(mut self) -> Self {
+        self.ports = true;
+        self
     }
 
     /// With a key in every site's runtime of each study.
@@ -207,6 +217,9 @@ impl Federation {
             if let Some(proxy) = &self.plan.proxy {
                 config["proxy"] = json!(proxy);
             }
+        }
+        if self.plan.ports {
+            config["launcher"]["process"]["internal_port"] = json!(free_port());
         }
         merge(&mut config, &self.plan.parent);
         write(&folder.join("parent.yaml"), &pretty(&config));

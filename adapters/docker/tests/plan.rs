@@ -28,6 +28,7 @@ fn settings() -> Settings {
 
 fn want(runtime: Value) -> Resolved {
     Resolved {
+        files: polder_words::FileWay::Shared,
         id: LaunchId {
             job: "6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6".parse().expect("an id"),
             site: "hospital-a".parse().expect("a name"),

@@ -41,6 +41,7 @@ fn want() -> Resolved {
         study: StudyName::new("pathology").expect("a name"),
         run_dir: format!("/var/lib/polder/runs/{job}-client").into(),
         worker: "/usr/libexec/polder/polder-worker".into(),
+        files: polder_words::FileWay::Shared,
         gpus: 1,
         cpus: Some(4),
         memory: Some(16 << 30),

@@ -73,6 +73,7 @@ fn planned(args: &PlanArgs, out: &mut Out) -> Result<Plan, Failure> {
         id,
         study,
         worker: folder.join(polder_adapters::worker_program(&config.launcher)),
+        files: config.launcher.file_way(),
         gpus: 0,
         cpus: None,
         memory: None,

@@ -16,7 +16,7 @@
 //! Everything a worker said about its current task it says again when the parent's epoch changes.
 
 use crate::site::{MetricPoint, Task, TaskResult};
-use polder_words::{Epoch, LaunchId, Outcome, SiteName, StudyName, TaskId};
+use polder_words::{Epoch, FileWay, LaunchId, Outcome, SiteName, StudyName, TaskId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -34,8 +34,11 @@ pub struct Handover {
     pub pin: polder_words::Hash,
     /// One-time token, bound to the first key it comes with.
     pub token: String,
-    /// Absolute path of the run directory as the worker sees it.
+    /// Absolute path of the run directory as the worker sees it; `polder-worker run --run-dir` says another.
     pub run_dir: String,
+    /// Whether that directory is the parent's as well, or everything goes over the channel.
+    #[serde(default)]
+    pub files: FileWay,
 }
 
 /// One way to reach the parent. Names are resolved by the parent.

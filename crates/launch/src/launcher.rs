@@ -7,7 +7,7 @@
 use crate::clock::Time;
 use async_trait::async_trait;
 use bytes::Bytes;
-use polder_words::{FailureClass, Isolation, LaunchId, Mode, Outcome, StudyName};
+use polder_words::{FailureClass, FileWay, Isolation, LaunchId, Mode, Outcome, StudyName};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -92,6 +92,10 @@ pub struct Resolved {
     pub run_dir: PathBuf,
     /// The worker binary.
     pub worker: PathBuf,
+    /// How files go between worker and parent. Over the channel, `run_dir` is the parent's own, which the worker does not
+    /// see: the plan gives it a folder elsewhere (`polder-worker run --run-dir`).
+    #[serde(default)]
+    pub files: FileWay,
     /// GPUs.
     #[serde(default)]
     pub gpus: u32,

@@ -228,6 +228,7 @@ fn want(job: u8) -> Resolved {
         study: StudyName::new("pathology").expect("a name"),
         run_dir: "/runs/x".into(),
         worker: "/bin/worker".into(),
+        files: polder_words::FileWay::Shared,
         gpus: 1,
         cpus: Some(1),
         memory: Some(1 << 30),

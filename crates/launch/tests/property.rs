@@ -111,6 +111,7 @@ fn want(job: u8) -> Resolved {
         study: StudyName::new("s").expect("a name"),
         run_dir: "/r".into(),
         worker: "/w".into(),
+        files: polder_words::FileWay::Shared,
         gpus: 1,
         cpus: None,
         memory: None,

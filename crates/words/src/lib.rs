@@ -10,4 +10,4 @@ pub mod state;
 
 pub use id::{BlobRef, Epoch, Hash, JobId, LaunchId, Nonce, Role, TaskId, UserRole};
 pub use name::{AppName, NameError, OrgName, SiteName, StudyName, UserName};
-pub use state::{FailureClass, Isolation, JobPhase, Mode, Outcome, WorkerPhase};
+pub use state::{FailureClass, FileWay, Isolation, JobPhase, Mode, Outcome, WorkerPhase};

@@ -175,6 +175,18 @@ pub enum Mode {
 }
 spelled!(Mode { Process => "process", Docker => "docker", K8s => "k8s", Slurm => "slurm" });
 
+/// How a worker and its parent hand each other files (the app, models, results).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileWay {
+    /// Both see the same run directory.
+    #[default]
+    Shared,
+    /// The worker has a run directory of its own; everything goes over its channel.
+    Channel,
+}
+spelled!(FileWay { Shared => "shared", Channel => "channel" });
+
 /// What keeps a worker away from its parent's files; a study may refuse `none`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -32,7 +32,7 @@ use self::job::{Job, Keep};
 use self::launches::Launches;
 use self::state::Server;
 use crate::boot::Ground;
-use crate::workers::{Workers, WorkersSetup};
+use crate::workers::{Reach, Workers, WorkersSetup};
 use anyhow::Context as _;
 use polder_api::Order;
 use polder_core::meta::JobMeta;
@@ -78,6 +78,8 @@ pub(crate) async fn serve(ground: Ground, stop: CancellationToken) -> anyhow::Re
         worker: ground.worker.clone(),
         poll: ground.config.idle.poll,
         heartbeat: ground.config.idle.heartbeat,
+        reach: Reach::of(&ground.config.launcher),
+        files: ground.config.launcher.file_way(),
     };
     let upstream = Arc::new(upstream::ServerUpstream(Arc::clone(&server)));
     let workers = Workers::start(workers, upstream, stop.clone()).await?;

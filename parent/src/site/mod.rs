@@ -22,7 +22,7 @@ mod upstream;
 
 use crate::boot::Ground;
 use crate::time::now_ms;
-use crate::workers::{Workers, WorkersSetup};
+use crate::workers::{Reach, Workers, WorkersSetup};
 use anyhow::Context as _;
 use job::Job;
 use polder_api::site::{Amount, Assignment, Down, Offer, Stand};
@@ -100,6 +100,8 @@ pub(crate) async fn serve(ground: Ground, stop: CancellationToken) -> anyhow::Re
         worker: ground.worker.clone(),
         poll: ground.config.idle.poll,
         heartbeat: ground.config.idle.heartbeat,
+        reach: Reach::of(&ground.config.launcher),
+        files: ground.config.launcher.file_way(),
     };
     let site = Arc::new(Site {
         config: ground.config,

@@ -7,12 +7,12 @@
 //!                                              '  another key: refused, quarantined, audited; the launch is ended
 //! ```
 
-use super::{RunDir, Workers, now_ms};
+use super::{Reach, RunDir, Workers, now_ms};
 use async_trait::async_trait;
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::{SignedDuration, Timestamp};
-use polder_api::worker::{Dial, Enrol, Enrolled, Handover as Letter};
+use polder_api::worker::{Enrol, Enrolled, Handover as Letter};
 use polder_api::{PROTOCOL, Problem, ProblemCode};
 use polder_launch::{Down, Handover, Host, LaunchError, Resolved};
 use polder_store::{Bound, EnrolmentStore as _, Sqlite};
@@ -32,6 +32,7 @@ const CERTIFICATE: SignedDuration = SignedDuration::from_hours(90 * 24);
 pub(super) struct Desk {
     pub(super) runs: PathBuf,
     pub(super) socket: PathBuf,
+    pub(super) reach: Reach,
     pub(super) pin: Hash,
     pub(super) store: Arc<Sqlite>,
 }
@@ -45,16 +46,18 @@ impl Host for Desk {
         let made = super::blocking(move || dir.prepare(Some(attempt))).await;
         made.map_err(|error| not_sent(format!("{error:#}")))?
             .map_err(|error| not_sent(format!("{}: {error}", want.run_dir.display())))?;
+        let dial = self.reach.dial(&self.socket).await.map_err(|error| not_sent(format!("{error:#}")))?;
         let token = new_token().map_err(|error| not_sent(error.to_owned()))?;
         let hash = Hash(*blake3::hash(token.as_bytes()).as_bytes());
         self.store.put_enrolment(&want.id, hash).await.map_err(|error| not_sent(error.to_string()))?;
         let letter = Letter {
             protocol: PROTOCOL,
             launch: want.id.clone(),
-            dial: vec![Dial::Unix { path: self.socket.display().to_string() }],
+            dial,
             pin: self.pin,
             token,
             run_dir: want.run_dir.display().to_string(),
+            files: want.files,
         };
         let document = serde_json::to_vec(&letter).map_err(|error| not_sent(error.to_string()))?;
         Ok(Handover::new(document))

@@ -14,12 +14,14 @@
 mod api;
 mod dir;
 mod enrol;
+mod port;
 mod seat;
 mod socket;
 mod take;
 mod words;
 
 pub(crate) use dir::RunDir;
+pub(crate) use port::Reach;
 pub(crate) use socket::socket_path;
 pub(crate) use words::{App, NextBody, RunError, TakeError, Upstream, Want, WorkerState};
 
@@ -37,7 +39,7 @@ use polder_transport::blob::Tree;
 use polder_transport::identity::WorkerAuthority;
 use polder_transport::server::{Limits, Listener, serve};
 use polder_transport::tls::Acceptor;
-use polder_words::{Epoch, JobId, LaunchId, Role, SiteName, StudyName, WorkerPhase};
+use polder_words::{Epoch, FileWay, JobId, LaunchId, Role, SiteName, StudyName, WorkerPhase};
 use seat::{Seat, Seats};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -65,6 +67,10 @@ pub(crate) struct WorkersSetup {
     pub(crate) poll: Duration,
     /// How often a worker says that it lives.
     pub(crate) heartbeat: Duration,
+    /// How workers reach this parent.
+    pub(crate) reach: Reach,
+    /// How files go between it and them.
+    pub(crate) files: FileWay,
 }
 
 /// A handle on the workers of this parent; cheap to clone.
@@ -78,6 +84,7 @@ struct Inner {
     epoch: Epoch,
     runs: PathBuf,
     worker: PathBuf,
+    files: FileWay,
     poll: Duration,
     heartbeat: Duration,
     began: u64,
@@ -95,7 +102,7 @@ struct Inner {
 }
 
 impl Workers {
-    /// Opens the ledger (adopting what runs), the worker CA and the workers' socket, and serves until `stop`.
+    /// Opens the ledger (adopting what runs), the worker CA, the workers' socket and port, and serves until `stop`.
     ///
     /// # Errors
     /// When one of them cannot be opened.
@@ -109,8 +116,13 @@ impl Workers {
         let runs = setup.state.join("runs");
         dir::make(&runs, 0o711).with_context(|| format!("cannot make {}", runs.display()))?;
         let socket = socket_path(&setup.state)?;
+        let port = setup.reach.listen().await?;
+        if let Some(address) = port.as_ref().and_then(Listener::local_addr) {
+            tracing::info!(%address, "workers of other hosts may dial");
+        }
         let host = enrol::Desk {
             runs: runs.clone(),
+            reach: setup.reach,
             socket: socket.clone(),
             pin: authority.pin(),
             store: Arc::clone(&setup.store),
@@ -130,6 +142,7 @@ impl Workers {
             epoch: setup.epoch,
             runs,
             worker: setup.worker,
+            files: setup.files,
             poll: setup.poll,
             heartbeat: setup.heartbeat,
             began: now_ms(),
@@ -145,7 +158,11 @@ impl Workers {
         });
         let workers = Self { inner };
         let limits = Limits { connections: 4096, grace: Duration::from_secs(2), ..Limits::default() };
-        tokio::spawn(serve(listener, acceptor, api::router(&workers), limits, stop));
+        // Each has its own connections: whoever floods the port keeps nobody from the socket.
+        for listener in std::iter::once(listener).chain(port) {
+            let (acceptor, limits, stop) = (acceptor.clone(), limits.clone(), stop.clone());
+            tokio::spawn(serve(listener, acceptor, api::router(&workers), limits, stop));
+        }
         workers.look();
         tokio::spawn(workers.clone().follow());
         Ok(workers)
@@ -158,6 +175,7 @@ impl Workers {
             study: study.clone(),
             run_dir: self.run_dir(job, role).path().to_owned(),
             worker: self.inner.worker.clone(),
+            files: self.inner.files,
             gpus: 0,
             cpus: None,
             memory: None,

@@ -47,3 +47,20 @@ fn three_sites_train_and_the_average_is_exact() {
         );
     }
 }
+
+#[test]
+fn workers_of_other_hosts_dial_a_port() {
+    let federation = Plan::sites(2).worker_ports().start();
+    let lead = federation.lead();
+    let job = adding("ports", &[]).rounds(3).min_clients(2).write(&federation.root);
+    let said = lead.polder(&["submit", &job.to_string_lossy(), "--wait", "--json"]).ok();
+    let last = said.last_json();
+    assert_eq!(last["phase"], "completed", "{last}");
+    assert_eq!(result_value(&lead, last["id"].as_str().expect("an id")), 3.0);
+    for name in ["server", "site-1", "site-2"] {
+        let audit = std::fs::read_to_string(federation.root.join(name).join("state/audit.jsonl"));
+        let audit = audit.expect("an audit log");
+        let enrolled: Vec<_> = audit.lines().filter(|line| line.contains("\"enrolled\"")).collect();
+        assert!(enrolled.len() == 1 && enrolled[0].contains("127.0.0.1:"), "{name}: {enrolled:?}");
+    }
+}

@@ -62,6 +62,7 @@ impl Site {
             id,
             study: StudyName::new("pathology").expect("a name"),
             worker: "/bin/sh".into(),
+            files: polder_words::FileWay::Shared,
             gpus: 0,
             cpus: None,
             memory: None,

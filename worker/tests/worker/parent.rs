@@ -291,6 +291,7 @@ impl Parent {
             pin: self.inner.authority.pin(),
             token: "once".to_owned(),
             run_dir: self.run_dir().display().to_string(),
+            files: polder_words::FileWay::Shared,
         };
         let path = self.dir.path().join("handover.json");
         std::fs::write(&path, serde_json::to_vec(&handover).expect("JSON")).expect("written");

@@ -1,12 +1,13 @@
 //! The launcher of a parent: exactly one mode and its settings.
 
+use super::channel::WorkerPort;
 use crate::error::Result;
 use crate::launcher::{SANDBOXES, SlurmSandbox};
 use crate::scalars::Memory;
 use crate::study_runtime::{DOCKER_OWNED, is_env_name, is_reserved_env};
 use crate::value::{At, Data, Fields, Map, Value};
 use indexmap::IndexMap;
-use polder_words::Mode;
+use polder_words::{FileWay, Mode};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -77,6 +78,10 @@ pub struct ProcessLauncher {
     pub write: Vec<PathBuf>,
     /// A delegated folder of control groups version 2; absent: what the parent may use as it was started.
     pub cgroup: Option<PathBuf>,
+    /// A port workers dial instead of the parent's socket; off unless `internal_port` or `parent_host` stands there.
+    pub channel: Option<WorkerPort>,
+    /// How files go between workers and parent. Default `shared`.
+    pub files: FileWay,
 }
 
 /// When an image is pulled.
@@ -123,6 +128,8 @@ pub struct DockerLauncher {
     pub user: Option<(u32, u32)>,
     /// The worker program, linked statically; absent: `polder-worker` beside the parent.
     pub worker: Option<PathBuf>,
+    /// A port workers dial instead of the parent's socket; off unless `internal_port` or `parent_host` stands there.
+    pub channel: Option<WorkerPort>,
 }
 
 /// Settings of `kubernetes`.
@@ -150,10 +157,8 @@ pub struct K8sLauncher {
     pub python_path: Option<String>,
     /// Where the job's folder is in the pod. Default `/var/tmp/polder`.
     pub workspace: String,
-    /// The host (of a Service) workers dial.
-    pub parent_host: Option<String>,
-    /// The port workers dial. Default 8102.
-    pub internal_port: u16,
+    /// Where workers dial; `parent_host` is best a Service's. Default port 8102 on every address of this host.
+    pub channel: WorkerPort,
     /// The name of the GPU resource. Default `nvidia.com/gpu`.
     pub gpu_resource: String,
 }
@@ -175,10 +180,8 @@ pub struct SlurmLauncher {
     pub executables: IndexMap<String, String>,
     /// Variables of the parent that workers get.
     pub forward_env: Vec<String>,
-    /// The host workers dial; absent: the host name.
-    pub parent_host: Option<String>,
-    /// The port workers dial. Default 8102.
-    pub internal_port: u16,
+    /// Where workers dial. Default port 8102 of this host, by its name.
+    pub channel: WorkerPort,
     /// How long a submission may take. Default 30 s.
     pub submit_timeout: Duration,
     /// How long a question to the controller may take. Default 10 s.
@@ -233,7 +236,7 @@ impl LauncherConfig {
     }
 }
 
-fn text(fields: &Fields<'_>, key: &str) -> Result<Option<String>> {
+pub(super) fn text(fields: &Fields<'_>, key: &str) -> Result<Option<String>> {
     fields.given(key).map(|at| at.clean_text().map(str::to_owned)).transpose()
 }
 
@@ -290,11 +293,6 @@ fn memory(fields: &Fields<'_>) -> Result<Option<Memory>> {
     fields.given("memory").map(|at| Memory::read(&at)).transpose()
 }
 
-fn port(fields: &Fields<'_>) -> Result<u16> {
-    let Some(at) = fields.given("internal_port") else { return Ok(8102) };
-    Ok(u16::try_from(at.count(1, 65535)?).expect("bounded above"))
-}
-
 fn forward_env(fields: &Fields<'_>, mode: Mode) -> Result<Vec<String>> {
     let Some(at) = fields.given("forward_env") else { return Ok(Vec::new()) };
     let mut out: Vec<String> = Vec::new();
@@ -337,6 +335,10 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
         "read",
         "write",
         "cgroup",
+        "parent_host",
+        "internal_port",
+        "internal_listen",
+        "files",
     ])?;
     let isolation_required = match fields.given("isolation_required") {
         None => IsolationRequired::Byoc,
@@ -360,6 +362,10 @@ fn process(at: &At<'_>) -> Result<ProcessLauncher> {
         read: absolutes(&fields, "read")?,
         write: absolutes(&fields, "write")?,
         cgroup: fields.given("cgroup").map(|at| absolute(&at)).transpose()?,
+        channel: WorkerPort::wanted(&fields)?,
+        files: fields.given("files").map_or(Ok(FileWay::Shared), |at| {
+            at.word(&[("shared", FileWay::Shared), ("channel", FileWay::Channel)])
+        })?,
     })
 }
 
@@ -395,6 +401,9 @@ fn docker(at: &At<'_>) -> Result<DockerLauncher> {
         "workspace",
         "user",
         "worker",
+        "parent_host",
+        "internal_port",
+        "internal_listen",
     ])?;
     let mut job_env = IndexMap::new();
     if let Some(env) = fields.either("job_env", "default_job_env")? {
@@ -414,11 +423,25 @@ fn docker(at: &At<'_>) -> Result<DockerLauncher> {
         }
         job_container_kwargs = kwargs.map()?.clone();
     }
+    let network = text(&fields, "network")?.unwrap_or_else(|| "none".to_owned());
+    let channel = WorkerPort::wanted(&fields)?;
+    if let Some(channel) = &channel {
+        if network == "none" {
+            let at = fields.given("internal_port").or_else(|| fields.given("parent_host"));
+            return Err(at
+                .as_ref()
+                .unwrap_or(fields.at())
+                .refuse("is of no use with network: none", "another network"));
+        }
+        if channel.host.is_none() {
+            fields.need("parent_host", "the address of this host that containers reach")?;
+        }
+    }
     let pull = [("never", Pull::Never), ("missing", Pull::Missing), ("always", Pull::Always)];
     Ok(DockerLauncher {
         socket: text(&fields, "socket")?.unwrap_or_else(|| "/var/run/docker.sock".to_owned()),
         image: text(&fields, "image")?,
-        network: text(&fields, "network")?.unwrap_or_else(|| "none".to_owned()),
+        network,
         pull: fields.given("pull").map_or(Ok(Pull::Never), |at| at.word(&pull))?,
         pending_timeout: pending(&fields, 600)?,
         gpus: devices(&fields)?,
@@ -430,6 +453,7 @@ fn docker(at: &At<'_>) -> Result<DockerLauncher> {
         workspace: text(&fields, "workspace")?,
         user: fields.given("user").map(|at| numeric_user(&at)).transpose()?,
         worker: fields.given("worker").map(|at| absolute(&at)).transpose()?,
+        channel,
     })
 }
 
@@ -452,6 +476,7 @@ fn k8s(at: &At<'_>) -> Result<K8sLauncher> {
         "workspace_mount_path",
         "parent_host",
         "internal_port",
+        "internal_listen",
         "gpu_resource",
     ])?;
     let policy = [("IfNotPresent", "IfNotPresent"), ("Always", "Always"), ("Never", "Never")];
@@ -482,8 +507,7 @@ fn k8s(at: &At<'_>) -> Result<K8sLauncher> {
             .map(|at| at.clean_text().map(str::to_owned))
             .transpose()?
             .unwrap_or_else(|| "/var/tmp/polder".to_owned()),
-        parent_host: text(&fields, "parent_host")?,
-        internal_port: port(&fields)?,
+        channel: WorkerPort::read(&fields)?,
         gpu_resource: text(&fields, "gpu_resource")?.unwrap_or_else(|| "nvidia.com/gpu".to_owned()),
     })
 }
@@ -499,6 +523,7 @@ fn slurm(at: &At<'_>) -> Result<SlurmLauncher> {
         "forward_env",
         "parent_host",
         "internal_port",
+        "internal_listen",
         "submit_timeout",
         "query_timeout",
         "cancel_timeout",
@@ -560,8 +585,7 @@ fn slurm(at: &At<'_>) -> Result<SlurmLauncher> {
         python_path: fields.given("python_path").map(|at| absolute(&at)).transpose()?,
         executables,
         forward_env: forward_env(&fields, Mode::Slurm)?,
-        parent_host: text(&fields, "parent_host")?,
-        internal_port: port(&fields)?,
+        channel: WorkerPort::read(&fields)?,
         submit_timeout: duration(&fields, "submit_timeout", 30)?,
         query_timeout: duration(&fields, "query_timeout", 10)?,
         cancel_timeout: duration(&fields, "cancel_timeout", 10)?,

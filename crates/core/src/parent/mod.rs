@@ -6,8 +6,11 @@
 
 pub(crate) use launcher::directive;
 
+mod channel;
 mod launcher;
 mod print;
+
+pub use channel::{WORKER_PORT, WorkerPort};
 
 pub use launcher::{
     Devices, DockerLauncher, IsolationRequired, K8sLauncher, LauncherConfig, ProcessLauncher, Pull,

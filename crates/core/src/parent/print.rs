@@ -1,10 +1,10 @@
 //! `parent.yaml` written back, defaults included.
 
-use super::ParentConfig;
 use super::launcher::{
     Devices, DockerLauncher, IsolationRequired, K8sLauncher, LauncherConfig, ProcessLauncher, Pull,
     SlurmLauncher,
 };
+use super::{ParentConfig, WorkerPort};
 use crate::time::print;
 use crate::value::{Data, Value};
 use indexmap::IndexMap;
@@ -101,7 +101,17 @@ fn process(settings: &ProcessLauncher) -> Pairs {
         }
     }
     put(&mut out, "cgroup", settings.cgroup.as_ref().map(path));
+    if let Some(channel) = &settings.channel {
+        worker_port(&mut out, channel);
+    }
+    out.push(("files", Value::from(settings.files.as_str())));
     out
+}
+
+fn worker_port(out: &mut Pairs, channel: &WorkerPort) {
+    put(out, "parent_host", channel.host.as_deref());
+    out.push(("internal_port", Value::from(u32::from(channel.port))));
+    put(out, "internal_listen", channel.listen.map(|listen| listen.to_string()));
 }
 
 fn docker(settings: &DockerLauncher) -> Pairs {
@@ -126,6 +136,9 @@ fn docker(settings: &DockerLauncher) -> Pairs {
     put(&mut out, "workspace", settings.workspace.as_deref());
     put(&mut out, "user", settings.user.map(|(uid, gid)| format!("{uid}:{gid}")));
     put(&mut out, "worker", settings.worker.as_ref().map(|path| path.display().to_string()));
+    if let Some(channel) = &settings.channel {
+        worker_port(&mut out, channel);
+    }
     out
 }
 
@@ -141,8 +154,7 @@ fn k8s(settings: &K8sLauncher) -> Pairs {
     put(&mut out, "pod_security_context", settings.pod_security_context.clone());
     put(&mut out, "python_path", settings.python_path.as_deref());
     out.push(("workspace", Value::from(settings.workspace.as_str())));
-    put(&mut out, "parent_host", settings.parent_host.as_deref());
-    out.push(("internal_port", Value::from(u32::from(settings.internal_port))));
+    worker_port(&mut out, &settings.channel);
     out.push(("gpu_resource", Value::from(settings.gpu_resource.as_str())));
     out
 }
@@ -159,8 +171,7 @@ fn slurm(settings: &SlurmLauncher) -> Pairs {
     put(&mut out, "python_path", settings.python_path.as_deref());
     out.push(("executables", text_map(&settings.executables)));
     out.push(("forward_env", texts(&settings.forward_env)));
-    put(&mut out, "parent_host", settings.parent_host.as_deref());
-    out.push(("internal_port", Value::from(u32::from(settings.internal_port))));
+    worker_port(&mut out, &settings.channel);
     out.push(("submit_timeout", Value::from(print(settings.submit_timeout))));
     out.push(("query_timeout", Value::from(print(settings.query_timeout))));
     out.push(("cancel_timeout", Value::from(print(settings.cancel_timeout))));

@@ -31,6 +31,9 @@ fn every_launcher_prints_back() {
         "process: {gpus: [0, GPU-1], cpus: 4, memory: 8Gi, user: fl, isolation_required: true}",
         "process: {worker: /opt/polder/polder-worker, read: [/data, /opt/conda], write: [/scratch], cgroup: /sys/fs/cgroup/polder}",
         "process: {gpus: 3, forward_env: [LANG], isolation_required: false, pending_timeout: 90s}",
+        "process: {internal_port: 8102, internal_listen: 127.0.0.1, files: channel}",
+        "docker: {network: fl, parent_host: 172.18.0.1, internal_port: 9000, internal_listen: \"::\"}",
+        "kubernetes: {parent_host: polder.fl.svc, internal_port: 8200, internal_listen: 0.0.0.0}",
         "docker: {network: none, pending_timeout: 10m, pull: never}",
         "docker: {default_job_container_kwargs: {ipc_mode: host, labels: {a: b}}, default_job_env: {A: site, N: 1}, \
          default_python_path: /opt/py, network: net2, gpus: auto, pending_timeout: null}",
@@ -46,6 +49,24 @@ fn every_launcher_prints_back() {
             read(&format!("{SITE}launcher: {{{launcher}}}\n")).unwrap_or_else(|e| panic!("{launcher}: {e}"));
         assert_eq!(read(&config.to_string()).as_ref(), Ok(&config), "{config}");
     }
+}
+
+#[test]
+fn who_dials_a_port_and_who_shares_files() {
+    let of = |launcher: &str| {
+        let config =
+            read(&format!("{SITE}launcher: {{{launcher}}}\n")).unwrap_or_else(|e| panic!("{launcher}: {e}"));
+        let port = config.launcher.worker_port().map(|port| (port.host.clone(), port.port));
+        (port, config.launcher.file_way())
+    };
+    use polder_words::FileWay::{Channel, Shared};
+    assert_eq!(of("process: {}"), (None, Shared));
+    assert_eq!(of("process: {files: channel}"), (None, Channel));
+    assert_eq!(of("process: {internal_port: 9}"), (Some((None, 9)), Shared));
+    assert_eq!(of("docker: {network: fl}"), (None, Shared));
+    assert_eq!(of("slurm: {}"), (Some((None, 8102)), Shared));
+    let host = Some("polder.fl.svc".to_owned());
+    assert_eq!(of("kubernetes: {parent_host: polder.fl.svc}"), (Some((host, 8102)), Channel));
 }
 
 #[test]
@@ -70,6 +91,20 @@ fn refusals() {
             "name: a\nserver: https://x\nlauncher: {docker: {job_container_kwargs: {volumes: []}}}",
             "is set by the launcher",
         ),
+        (
+            "name: a\nserver: https://x\nlauncher: {docker: {parent_host: h}}",
+            "is of no use with network: none",
+        ),
+        (
+            "name: a\nserver: https://x\nlauncher: {docker: {network: n, internal_port: 1}}",
+            "parent_host: is missing",
+        ),
+        ("name: a\nserver: https://x\nlauncher: {process: {internal_listen: 0.0.0.0}}", "not on which port"),
+        (
+            "name: a\nserver: https://x\nlauncher: {slurm: {internal_listen: login1}}",
+            "is not an address of this host",
+        ),
+        ("name: a\nserver: https://x\nlauncher: {process: {files: both}}", "files: is not"),
         ("name: a\nserver: https://x\nlauncher: {slurm: {partition: a b}}", "holds white space"),
         ("name: a\nserver: https://x\nlauncher: {slurm: {forward_env: [SLURM_X]}}", "is reserved"),
         ("name: a\nserver: https://x\nlauncher: {process: {worker: bin/w}}", "is not an absolute path"),

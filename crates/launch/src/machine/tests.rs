@@ -23,6 +23,7 @@ fn row() -> Row {
         study: StudyName::new("s").expect("a name"),
         run_dir: "/r".into(),
         worker: "/w".into(),
+        files: polder_words::FileWay::Shared,
         gpus: 0,
         cpus: None,
         memory: None,
