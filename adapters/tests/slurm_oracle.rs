@@ -43,6 +43,7 @@ fn plan(case: &Value) -> Result<Plan, Refusal> {
         attempt: 1,
     };
     let mut want = Resolved {
+        files: polder_words::FileWay::Shared,
         run_dir: format!("/srv/polder/runs/{}-{role}", id.job).into(),
         id,
         study,

@@ -41,6 +41,7 @@ fn settings(config: &ParentConfig) -> &SlurmLauncher {
 fn want(run_dir: &Path, worker: &Path) -> Resolved {
     let job = "0123456789abcdef0123456789abcdef".parse().expect("an id");
     Resolved {
+        files: polder_words::FileWay::Shared,
         id: LaunchId { job, site: SiteName::new("uni").expect("a name"), role: Role::Client, attempt: 2 },
         study: StudyName::new("pathology").expect("a name"),
         run_dir: run_dir.into(),
