@@ -415,7 +415,8 @@ fn apptainer_exec(parts: &Parts<'_>, credential: bool) -> Vec<String> {
 
 /// A container is entered with nothing of the node's environment; what a worker needs of it goes in under its name.
 fn mirror(parts: &Parts<'_>) -> String {
-    let names = parts.forward_env.iter().cloned().chain(own_names(parts));
+    // Apptainer keeps HOME to itself.
+    let names = parts.forward_env.iter().cloned().chain(own_names(parts)).filter(|name| name != "HOME");
     let mut out = String::new();
     for name in names {
         line!(out, "[ -z \"${{{name}+x}}\" ] || export APPTAINERENV_{name}=\"${name}\"");
