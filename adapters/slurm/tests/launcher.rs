@@ -200,6 +200,7 @@ impl Bench {
             study: StudyName::new("a").expect("a name"),
             run_dir: self.runs().join(format!("{}-client", id(1).job)),
             worker: "/usr/bin/worker".into(),
+            files: polder_words::FileWay::Shared,
             gpus: 0,
             cpus: None,
             memory: None,
