@@ -61,6 +61,9 @@ pub(crate) fn run(options: &Options) -> Result<ExitCode> {
     if handover.protocol != PROTOCOL {
         anyhow::bail!("{path}: protocol {} where this worker speaks {PROTOCOL}", handover.protocol);
     }
+    if handover.files == polder_words::FileWay::Channel {
+        anyhow::bail!("{path}: files are to go over the channel, which this worker cannot do");
+    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let done = LocalSet::new().block_on(&runtime, work(handover, options.orphan_after));
     // A blocking read of a file that hangs must not keep the process.

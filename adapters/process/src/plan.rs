@@ -5,7 +5,7 @@ use crate::settings::Settings;
 use polder_api::rundir;
 use polder_api::shim::{Account, Fence, Limits, LogCap};
 use polder_launch::{Allotted, Plan, Refusal, Resolved};
-use polder_words::{FailureClass, Isolation, LaunchId, Mode};
+use polder_words::{FailureClass, FileWay, Isolation, LaunchId, Mode};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -99,6 +99,11 @@ pub fn plan(
         let text = "a job may set no such option of the process launcher";
         let at = format!("launcher_spec.{}.process.{option}", want.id.site);
         return Err(Refusal::new(FailureClass::Config, text).at("meta", &at, option, &AMOUNTS.join(", ")));
+    }
+    if want.files == FileWay::Channel {
+        let text = "workers that share no files with their parent are not in this build";
+        let refusal = Refusal::new(FailureClass::Config, text);
+        return Err(refusal.at("parent.yaml", "launcher.process.files", "channel", "shared"));
     }
     let attempt = attempt_dir(&want.run_dir, want.id.attempt);
     let handover = attempt.join(rundir::HANDOVER);

@@ -87,3 +87,10 @@ fn what_a_job_may_not_set() {
          image; allowed: num_of_gpus, num_of_cpus, memory, mem_per_gpu_in_GiB"
     );
 }
+
+#[test]
+fn files_over_the_channel_are_refused_rather_than_lost() {
+    let want = Resolved { files: polder_words::FileWay::Channel, ..want() };
+    let refusal = plan(&settings(), &facts(), &want, &Allotted::default()).expect_err("refused").to_string();
+    assert!(refusal.contains("launcher.process.files") && refusal.contains("allowed: shared"), "{refusal}");
+}

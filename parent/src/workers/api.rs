@@ -7,7 +7,7 @@ use polder_api::{LONG_POLL_SECONDS, Problem, ProblemCode};
 use polder_launch::Row;
 use polder_transport::longpoll::Cursor;
 use polder_transport::server::{Call, Peer, Response, Router, json};
-use polder_words::{LaunchId, Role};
+use polder_words::{FileWay, LaunchId, Role};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ pub(super) fn router(workers: &Workers) -> Arc<Router<Workers>> {
             let mut assignment = workers.inner.upstream.assignment(&launch).await?;
             assignment.launch = launch;
             assignment.gpus = row.lease.devices.iter().map(ToString::to_string).collect();
-            assignment.shared_files = true;
+            assignment.shared_files = row.want.files == FileWay::Shared;
             assignment.report_seconds = workers.inner.heartbeat.as_secs().max(1);
             Ok(json(&assignment))
         })

@@ -11,8 +11,17 @@ const SECRET: &str = "correct-horse-battery-staple";
 
 #[test]
 fn a_secret_is_seen_by_the_trainer_alone() {
-    let plan = Plan::sites(1)
-        .runtime("secret_env", json!({"DB_PASSWORD": {"source": "SITE_DB_PASSWORD", "key": "value"}}));
+    is_seen_by_the_trainer_alone(Plan::sites(1));
+}
+
+#[test]
+fn a_secret_that_came_over_a_port_is_seen_by_the_trainer_alone() {
+    is_seen_by_the_trainer_alone(Plan::sites(1).worker_ports());
+}
+
+fn is_seen_by_the_trainer_alone(plan: Plan) {
+    let plan =
+        plan.runtime("secret_env", json!({"DB_PASSWORD": {"source": "SITE_DB_PASSWORD", "key": "value"}}));
     let mut federation = plan.provision();
     federation.start("server", &[]);
     federation.start("site-1", &[("SITE_DB_PASSWORD", SECRET)]);
