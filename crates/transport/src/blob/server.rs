@@ -8,6 +8,7 @@ use http::{HeaderMap, StatusCode};
 use polder_words::{BlobRef, Hash};
 use std::collections::HashMap;
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -198,6 +199,13 @@ fn tree_path(partial: &Path) -> PathBuf {
 /// What an error means for who sent the blob.
 fn problem(error: &BlobError) -> Problem {
     let code = match error {
+        // Whoever sends can do nothing about it, but should know why it waits.
+        BlobError::Io { source, .. }
+            if matches!(source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) =>
+        {
+            tracing::error!(%error, "upload failed");
+            return Problem::new(ProblemCode::Busy, "the upload cannot be stored: the disk is full");
+        }
         BlobError::WrongTree { .. } | BlobError::WrongPiece { .. } | BlobError::Body(_) => {
             ProblemCode::Invalid
         }
@@ -224,4 +232,20 @@ pub(super) fn is_conflict(problem: &Problem) -> bool {
 /// The name of a blob in a path.
 pub(super) fn path_of(prefix: &str, root: &Hash) -> String {
     format!("{}/{root}", prefix.trim_end_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_said_without_its_path() {
+        let of = |kind: ErrorKind| {
+            problem(&BlobError::Io { path: "/secret/place".into(), action: "write", source: kind.into() })
+        };
+        let full = of(ErrorKind::StorageFull);
+        assert_eq!(full.code, ProblemCode::Busy);
+        assert!(full.message.contains("disk is full") && !full.message.contains("secret"), "{full}");
+        assert_eq!(of(ErrorKind::PermissionDenied).code, ProblemCode::Internal);
+    }
 }
