@@ -173,7 +173,7 @@ impl Uploads {
                 None => {
                     let list = match fs::read(tree_path(&owned)) {
                         Ok(list) => list,
-                        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                        Err(error) if error.kind() == ErrorKind::NotFound => {
                             return Err(BlobError::NoList(blob.root));
                         }
                         Err(error) => return Err(failed(&owned, "read the piece list of")(error)),
