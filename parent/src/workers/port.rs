@@ -129,7 +129,7 @@ mod tests {
     async fn another_hosts_address_cannot_be_listened_on() {
         // TEST-NET-1 is nobody's.
         for reach in [port(Mode::Slurm, Some("192.0.2.1"), None), port(Mode::K8s, None, Some("192.0.2.1"))] {
-            let error = format!("{:#}", reach.listen().await.err().expect("not ours"));
+            let error = format!("{:#}", reach.listen().await.expect_err("not ours"));
             assert!(error.contains("internal_listen") && error.contains("192.0.2.1:1"), "{error}");
         }
         assert!(Reach::Socket.listen().await.expect("nothing to do").is_none());
