@@ -385,8 +385,12 @@ impl Launcher for SlurmLauncher {
         tail.map(Bytes::from).map_err(|error| Down::now(format!("{}: {error}", folder.path().display())))
     }
 
-    async fn remove(&self, _: &LaunchId) -> Result<(), LaunchError> {
-        // Slurm forgets by itself; the folder is the ledger's.
+    async fn remove(&self, id: &LaunchId) -> Result<(), LaunchError> {
+        // Slurm forgets what ended by itself, and the folder is the ledger's. What it holds for ever is still there.
+        let mut all = self.list().await.map_err(|trouble| LaunchError::NotSent(Self::down(&trouble)))?;
+        for job in all.remove(id).unwrap_or_default() {
+            self.stray(&job).await;
+        }
         Ok(())
     }
 

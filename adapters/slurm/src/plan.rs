@@ -181,6 +181,8 @@ pub fn plan(
         }
     }
     let python = study.python_path.as_deref().or(settings.python_path.as_deref());
+    let time = resources.time_limit.as_deref().or(study.time.as_deref());
+    let time = time.or_else(|| settings.directives.get("time").map(String::as_str));
     let script = script::render(&script::Parts {
         want,
         sandbox,
@@ -202,7 +204,8 @@ pub fn plan(
         sandbox: sandbox.as_str().to_owned(),
         image,
         user: study.user.clone(),
-        sbatch: descriptor.to_sbatch(&settings.forward_env, study, settings, &resources),
+        // As it was written: people look for what they wrote.
+        sbatch: descriptor.to_sbatch(&settings.forward_env, time),
         descriptor,
         mounts,
         env: runtime.env.clone(),
@@ -571,13 +574,9 @@ pub fn comment(id: &LaunchId) -> String {
 }
 
 impl Descriptor {
-    fn to_sbatch(
-        &self,
-        forward_env: &[String],
-        study: &SlurmStudy,
-        settings: &SlurmLauncher,
-        resources: &SlurmResources,
-    ) -> Vec<String> {
+    /// As arguments of `sbatch`; `time` as it was written, else in minutes.
+    #[must_use]
+    pub fn to_sbatch(&self, forward_env: &[String], time: Option<&str>) -> Vec<String> {
         let mut out = vec![
             "--no-requeue".to_owned(),
             format!("--nodes={}", self.nodes),
@@ -587,15 +586,13 @@ impl Descriptor {
         let mut put = |flag: &str, value: Option<String>| {
             out.extend(value.map(|value| format!("--{flag}={value}")));
         };
-        // As it was written: people look for what they wrote.
-        let time = resources.time_limit.as_ref().or(study.time.as_ref()).or(settings.directives.get("time"));
         put("gres", self.gres.clone());
         put("cpus-per-task", self.cpus_per_task.map(|n| n.to_string()));
         put("mem", self.mem_per_node.map(|n| format!("{n}M")));
         put("partition", self.partition.clone());
         put("account", self.account.clone());
         put("qos", self.qos.clone());
-        put("time", time.cloned());
+        put("time", time.map(str::to_owned).or(self.time_limit.map(|minutes| minutes.to_string())));
         put("constraint", self.constraint.clone());
         put("reservation", self.reservation.clone());
         put("job-name", Some(self.name.clone()));

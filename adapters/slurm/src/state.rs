@@ -23,6 +23,10 @@ const WAITING: [&str; 6] =
 /// Base states and flags in which a job has a node.
 const RUNNING: [&str; 6] = ["RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "COMPLETING"];
 
+/// The reason of a job that Slurm put on hold by itself because no node of its partition will do. A held submission is not
+/// looked at, so an impossible request is found out when it is released (seen with 22.05).
+const NEVER: &str = "BadConstraints";
+
 /// A job's state for the ledger; `None` when Slurm says what nobody here knows, which is never an end.
 #[must_use]
 pub fn native(job: &Job, known: &Known, now: Time) -> Option<Native> {
@@ -33,6 +37,13 @@ pub fn native(job: &Job, known: &Known, now: Time) -> Option<Native> {
     if has(&WAITING) {
         if job.held && !known.released && job.state == "PENDING" {
             return Some(Native::Waiting);
+        }
+        if known.released && job.held && job.reason == NEVER {
+            let text = format!("no node can ever run this ({NEVER})");
+            return Some(Native::Exited(Exit {
+                outcome: Outcome::failed(FailureClass::Resources, text),
+                at: now,
+            }));
         }
         return Some(Native::Pending { reason: reason(job, now) });
     }

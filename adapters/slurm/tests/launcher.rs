@@ -380,6 +380,24 @@ async fn a_link_that_a_worker_left_is_not_followed() {
 }
 
 #[tokio::test]
+async fn what_no_node_has_ends_and_is_cancelled() {
+    let bench = Bench::new();
+    let launcher = bench.launcher();
+    let native = bench.prepare(&launcher, 1).await.expect("submitted");
+    launcher.start(&id(1), &native).await.expect("released");
+    // As Slurm does by itself once it looked.
+    bench.fake.set(100, |job| (job.held, job.reason) = (true, "BadConstraints".into()));
+    let Native::Exited(exit) = state(&launcher).await else { panic!("exited") };
+    let Outcome::Failed { class, .. } = exit.outcome else { panic!("failed") };
+    assert_eq!(class, FailureClass::Resources);
+    launcher.remove(&id(1)).await.expect("removed");
+    assert_eq!(bench.fake.state().jobs[&100].state, "CANCELLED");
+    // Held by a person it only waits.
+    bench.fake.set(100, |job| (job.state, job.reason) = ("PENDING".into(), "JobHeldAdmin".into()));
+    assert_eq!(state(&launcher).await, Native::Pending { reason: "JobHeldAdmin".into() });
+}
+
+#[tokio::test]
 async fn jobs_of_others_are_left_alone() {
     let bench = Bench::new();
     let launcher = bench.launcher();
