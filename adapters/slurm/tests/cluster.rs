@@ -184,7 +184,7 @@ impl Site {
         let begun = Instant::now();
         let mut last = None;
         let found = loop {
-            let event = tokio::time::timeout(Duration::from_secs(40), events.recv()).await;
+            let event = tokio::time::timeout(Duration::from_secs(150), events.recv()).await;
             let event = event.unwrap_or_else(|_| panic!("nothing new since {last:?}")).expect("it watches");
             let seen = match event {
                 Event::Seen(seen) => vec![seen],
@@ -198,7 +198,7 @@ impl Site {
             if let Some(state) = last.as_ref().filter(|state| good(state)) {
                 break state.clone();
             }
-            assert!(begun.elapsed() < Duration::from_secs(60), "still {last:?}");
+            assert!(begun.elapsed() < Duration::from_secs(180), "still {last:?}");
         };
         stop.cancel();
         watcher.await.expect("it ends");
@@ -330,6 +330,37 @@ async fn what_cannot_be_is_refused_or_ends_at_once() {
     let jobs = site.programs.shown().expect("it answers");
     let job = jobs.iter().find(|job| job["JobId"] == number(&native)).expect("it is there");
     assert_eq!(job["JobState"], "CANCELLED", "nothing is left waiting for ever");
+}
+
+/// Takes minutes and a node, so it is asked for by `POLDER_TEST_SLURM_LONG` and runs alone.
+#[tokio::test]
+async fn ends_that_slurm_makes() {
+    if std::env::var_os("POLDER_TEST_SLURM_LONG").is_none() {
+        return;
+    }
+    let Some(site) = Site::new() else { return };
+    let all = serde_json::json!({"cpus_per_node": 3});
+    let late = site.want(9, "echo begun; sleep 600", serde_json::json!({"time": "1", "cpus_per_node": 3}));
+    site.start(&late).await;
+    let stranded = site.want(10, "sleep 600", all);
+    let native = site.start(&stranded).await;
+    site.until(&stranded, |state| matches!(state, Native::Running { .. })).await;
+    let shown = site.programs.shown().expect("it answers");
+    let job = shown.iter().find(|job| job["JobId"] == number(&native)).expect("it is there");
+    let node = format!("NodeName={}", job["BatchHost"]);
+    let other =
+        shown.iter().find(|job| job["Comment"] == format!("polder:{}", late.id)).expect("it is there");
+    assert_ne!(job["BatchHost"], other["BatchHost"], "run where each gets a node of its own");
+    site.programs.said(&["scontrol", "update", &node, "State=DOWN", "Reason=test"]).expect("down");
+    let outcome = site.end_of(&stranded).await;
+    // Refused where the node came back by itself (ReturnToService=2).
+    let _ = site.programs.said(&["scontrol", "update", &node, "State=RESUME"]);
+    let Outcome::Failed { class, cause, .. } = outcome else { panic!("failed") };
+    assert_eq!(class, FailureClass::Infrastructure);
+    assert!(cause.contains("NODE_FAIL"), "{cause}");
+    let Outcome::Failed { class, cause, tail } = site.end_of(&late).await else { panic!("failed") };
+    assert_eq!(class, FailureClass::Timeout, "{cause}");
+    assert!(cause.contains("TIMEOUT") && tail.contains("begun"), "{cause}: {tail}");
 }
 
 fn refused(prepared: Result<NativeId, LaunchError>) -> polder_launch::Refusal {

@@ -3,7 +3,8 @@
 use async_trait::async_trait;
 use polder_core::parent::{LauncherConfig, ParentConfig};
 use polder_launch::{
-    Allotted, Clock, End, Event, Fate, Handover, LaunchError, Launcher, Native, NativeId, Resolved, Time,
+    Allotted, Clock, End, Event, Fate, Handover, LaunchError, Launcher, Native, NativeId, Resolved, Sighting,
+    Time,
 };
 use polder_slurm::drive::{Settings, SlurmLauncher};
 use polder_slurm::slurm::{Cluster, Job, JobNumber, Slurm, Submission, Trouble};
@@ -516,7 +517,12 @@ proptest! {
             for _ in 0..60 {
                 let launcher = bench.launcher();
                 bench.pass(3);
-                let Ok(mut found) = launcher.find(&[id(attempt)]).await else { continue };
+                let all: Vec<LaunchId> = (1..=attempt).map(id).collect();
+                let Ok(mut found) = launcher.find(&all).await else { continue };
+                // No launch speaks for the attempts before.
+                for old in &all[..all.len() - 1] {
+                    assert!(!matches!(found[old], Fate::Seen(Sighting { state: Native::Waiting, .. })));
+                }
                 let native = match found.remove(&id(attempt)).expect("an answer") {
                     Fate::Unsure(_) => continue,
                     Fate::Seen(sighting) => match sighting.state {
@@ -544,8 +550,9 @@ proptest! {
             let launcher = bench.launcher();
             assert!(matches!(fate(&launcher, attempt).await, Fate::Seen(_)), "it comes to run in the end");
             let state = bench.fake.state();
-            let alive = state.jobs.values().filter(|job| !job.held && job.state == "PENDING").count();
-            assert_eq!(alive, 1, "{:?}", state.jobs);
+            let left: Vec<_> = state.jobs.values().filter(|job| job.state == "PENDING").collect();
+            assert_eq!(left.len(), 1, "one runs, and nothing waits to: {:?}", state.jobs);
+            assert!(!left[0].held);
         });
     }
 }
