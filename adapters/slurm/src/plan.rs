@@ -5,7 +5,7 @@
 
 use crate::script;
 use indexmap::IndexMap;
-use polder_core::images::{Candidates, choose};
+use polder_core::images::{Candidates, From, choose};
 use polder_core::launcher::{SlurmOptions, SlurmSandbox};
 use polder_core::parent::SlurmLauncher;
 use polder_core::resources::{SlurmResources, View, slurm_resources};
@@ -351,26 +351,26 @@ fn image(
         study: runtime.container_image.as_deref(),
         site: settings.image.as_deref(),
     };
-    let image = choose(&candidates, &runtime.images, study, FILE)
-        .map_err(|error| Refusal::new(FailureClass::Image, error.to_string()))?
-        .image;
+    let chosen = choose(&candidates, &runtime.images, study, FILE).map_err(|error| {
+        let found = job.image.as_deref().unwrap_or_default();
+        let at = format!("studies.{study}.container.image");
+        Refusal::new(FailureClass::Image, error.to_string()).at(FILE, &at, found, "an absolute file")
+    })?;
+    let (file, at) = match chosen.from {
+        From::Job => (META, "launcher_spec.slurm.image".to_owned()),
+        From::Study => (FILE, format!("studies.{study}.container.image")),
+        From::Site => (PARENT, "launcher.slurm.image".to_owned()),
+    };
+    let image = chosen.image;
+    let refuse = |text: &str, allowed: &str| {
+        Err(Refusal::new(FailureClass::Image, text).at(file, &at, &image, allowed))
+    };
     // A reference is Pyxis' to find; a file has to be there, on the file system the nodes share with this host.
     if image.starts_with('/') && !host.exists(&image) {
-        let at = format!("studies.{study}.container.image");
-        return Err(Refusal::new(FailureClass::Image, "the image is not there").at(
-            FILE,
-            &at,
-            &image,
-            "a file on the file system that nodes and parent share",
-        ));
+        return refuse("the image is not there", "a file on the file system that nodes and parent share");
     }
     if image.contains(char::is_control) || image.starts_with('-') {
-        return Err(Refusal::new(FailureClass::Image, "this cannot name an image").at(
-            FILE,
-            &format!("studies.{study}.container.image"),
-            &image,
-            "an absolute file",
-        ));
+        return refuse("this cannot name an image", "an absolute file");
     }
     Ok(Some(image))
 }
