@@ -115,7 +115,7 @@ fn meta(args: &MetaArgs, out: &mut Out) -> Result<(), Ending> {
     let bytes = read_file(&args.file)?;
     let check = check_meta(&bytes, &file, args.site.as_str(), sandbox);
     if out.is_json() {
-        out.text(&check.to_json())?;
+        out.exact(&check.to_json())?;
         return if check.accepted { Ok(()) } else { Err(Ending::Said(1)) };
     }
     if let Some(error) = &check.error {

@@ -45,5 +45,5 @@ pub(crate) async fn run(command: Command, out: &mut Out) -> Result<(), Ending> {
 fn completions(args: &CompletionsArgs, out: &mut Out) -> Result<(), Ending> {
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut Cli::command(), "polder", &mut script);
-    out.text(&String::from_utf8_lossy(&script))
+    out.exact(&String::from_utf8_lossy(&script))
 }

@@ -22,7 +22,7 @@ use std::path::Path;
 pub(crate) fn plan(args: &PlanArgs, out: &mut Out) -> Result<(), Ending> {
     match planned(args, out) {
         Ok(plan) if out.is_json() => out.document(&plan),
-        Ok(plan) => out.text(&serde_json::to_string_pretty(&plan).expect("a plan is plain data")),
+        Ok(plan) => out.exact(&serde_json::to_string_pretty(&plan).expect("a plan is plain data")),
         Err(failure) => {
             if !out.is_json() {
                 return Err(failure.into());

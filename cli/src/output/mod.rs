@@ -64,11 +64,16 @@ impl Out {
     /// A JSON document whose shape is fixed elsewhere.
     pub(crate) fn document<T: Serialize>(&mut self, document: &T) -> Result<(), Ending> {
         let text = serde_json::to_string(document).expect("what is printed has text keys and finite numbers");
-        self.text(&text)
+        self.exact(&text)
     }
 
-    /// Text for standard output; a line end is added when there is none.
+    /// Text for people on standard output, made harmless for a terminal; a line end is added when there is none.
     pub(crate) fn text(&mut self, text: &str) -> Result<(), Ending> {
+        self.exact(&units::plain(text))
+    }
+
+    /// Text for programs on standard output, as it is; a line end is added when there is none.
+    pub(crate) fn exact(&mut self, text: &str) -> Result<(), Ending> {
         let end = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
         write!(self.results, "{text}{end}").and_then(|()| self.results.flush()).map_err(|_| Ending::Closed)
     }
@@ -77,7 +82,7 @@ impl Out {
     pub(crate) fn note(&mut self, text: &str) {
         if !self.json {
             // Nobody can be told that notes cannot be written.
-            let _ = writeln!(self.notes, "{text}").and_then(|()| self.notes.flush());
+            let _ = writeln!(self.notes, "{}", units::plain(text)).and_then(|()| self.notes.flush());
         }
     }
 
@@ -100,5 +105,25 @@ impl Out {
         print(&mut Self { json, results: Box::new(shared.clone()), notes: Box::new(io::sink()) });
         let bytes = shared.0.lock().expect("no test panics while it writes").clone();
         String::from_utf8(bytes).expect("only text is printed")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn people_get_harmless_text_and_programs_the_exact_one() {
+        let foreign = "a\u{1b}[2Jb\u{202e}c\u{9b}d";
+        let text = Out::captured(false, |out| out.result(&[0; 0], |_| foreign.to_owned()).unwrap_or(()));
+        assert_eq!(text, "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d\n");
+        #[derive(Serialize)]
+        struct Name<'a> {
+            name: &'a str,
+        }
+        let json =
+            Out::captured(true, |out| out.result(&Name { name: foreign }, |_| String::new()).unwrap_or(()));
+        let read: serde_json::Value = serde_json::from_str(&json).expect("one document");
+        assert_eq!(read["name"], foreign);
     }
 }

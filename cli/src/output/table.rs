@@ -1,5 +1,6 @@
 //! Tables whose columns align, without lines.
 
+use super::units::one_line;
 use comfy_table::presets::NOTHING;
 use comfy_table::{CellAlignment, Table as Grid};
 
@@ -23,7 +24,7 @@ impl Table {
 
     /// Adds a row.
     pub(crate) fn row<T: Into<String>>(&mut self, cells: impl IntoIterator<Item = T>) -> &mut Self {
-        self.0.add_row(cells.into_iter().map(|cell| cell.into()).collect::<Vec<String>>());
+        self.0.add_row(cells.into_iter().map(|cell| one_line(&cell.into())).collect::<Vec<String>>());
         self
     }
 

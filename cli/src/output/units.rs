@@ -76,15 +76,44 @@ pub(crate) fn count(n: usize, what: &str) -> String {
     if n == 1 { format!("1 {what}") } else { format!("{n} {what}s") }
 }
 
-/// Text from elsewhere, made harmless for a terminal: control characters but tabs and line ends are
-/// replaced.
+/// Text from elsewhere, made harmless for a terminal: what would steer it (control characters but tabs and
+/// line ends), reorder what it shows (bidirectional controls) or hide in it is replaced.
 pub(crate) fn plain(text: &str) -> String {
-    text.chars().map(|c| if c.is_control() && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c }).collect()
+    // The line ends of other systems are line ends.
+    let text = text.replace("\r\n", "\n");
+    text.chars().map(|c| if steers(c) && !matches!(c, '\n' | '\t') { '\u{fffd}' } else { c }).collect()
+}
+
+/// The same for text that has to stay in its line, such as a cell of a table: a name with a line end in it
+/// must not look like another row.
+pub(crate) fn one_line(text: &str) -> String {
+    plain(text.trim_end()).replace(['\n', '\t'], " ")
+}
+
+/// Whether a terminal takes a character for more than a sign to show: controls (Unicode Cc), line separators,
+/// bidirectional controls (UAX 9), invisible marks, annotations and tags.
+fn steers(c: char) -> bool {
+    c.is_control()
+        || matches!(c,
+            '\u{61c}' | '\u{180e}' | '\u{200b}' | '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}'
+            | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    proptest::proptest! {
+        #[test]
+        fn nothing_foreign_steers_a_terminal(text in "(\\PC|[\u{0}-\u{a0}\u{61c}\u{200b}-\u{206f}\u{feff}])*") {
+            let shown = plain(&text);
+            proptest::prop_assert!(shown.chars().all(|c| !steers(c) || matches!(c, '\n' | '\t')), "{shown:?}");
+            proptest::prop_assert_eq!(&plain(&shown), &shown);
+            proptest::prop_assert!(!one_line(&text).chars().any(steers));
+            let harmless: String = text.chars().filter(|c| !steers(*c)).collect();
+            proptest::prop_assert_eq!(plain(&harmless), harmless);
+        }
+    }
 
     #[test]
     fn reads_well() {

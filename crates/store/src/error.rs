@@ -33,10 +33,12 @@ pub enum StoreError {
         known: u32,
     },
     /// Another process uses the state.
-    #[error("{path}: another parent is running on this state directory", path = path.display())]
+    #[error("{path}: another parent{} is running on this state directory", holder.map(|pid| format!(" (pid {pid})")).unwrap_or_default(), path = path.display())]
     InUse {
         /// The directory.
         path: PathBuf,
+        /// The process that holds it, when it has said so already.
+        holder: Option<u32>,
     },
     /// A row that cannot be read.
     #[error("database: a damaged row in {table}: {why}")]

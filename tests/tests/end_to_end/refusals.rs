@@ -156,7 +156,10 @@ fn two_parents_on_one_state_folder() {
                 .arg(&config),
         );
         assert_eq!(said.code, Some(1), "{said:?}");
-        assert!(said.err.contains("state") && said.err.contains("another parent"), "{}", said.err);
+        let holder = federation.parent(name).process().pid;
+        let state = federation.parent(name).state();
+        let named = format!("{}: another parent (pid {holder})", state.display());
+        assert!(said.err.contains(&named), "{}", said.err);
     }
     // The first ones are unharmed, and a state folder is free again once its parent is dead.
     federation.parent_mut("site-1").kill();
