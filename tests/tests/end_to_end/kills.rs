@@ -152,6 +152,69 @@ fn a_client_worker() {
     assert_eq!(attempts(&shown, "site-2"), [1], "{shown:#}");
 }
 
+/// Kills only the worker of a parent, or only its shim.
+fn kill_alone(held: &Held, parent: &str, shims: bool) {
+    let mut killed = 0;
+    for process in held.workers(parent) {
+        let Ok(words) = process.arguments() else { continue };
+        let ours = words.first().is_some_and(|word| word.contains("polder-worker"));
+        if ours && words.iter().any(|word| word == "supervise") == shims {
+            process.kill().expect("it runs");
+            killed += 1;
+        }
+    }
+    assert_eq!(killed, 1, "one worker has one shim: {:?}", held.workers(parent));
+}
+
+/// The other one of worker and shim is ended, the next attempt redoes round 5, and people are told why.
+fn a_client_goes_on_without(shim: bool, why: &str) {
+    let mut held = held();
+    let before = held.trace.entries();
+    let mut told = held.federation.lead().follow(&held.job);
+    kill_alone(&held, "site-1", shim);
+    held.trace.wait(watch::LIMIT, |entries| {
+        entries[before.len()..].iter().any(|e| e.site == "site-1" && e.attempt == 2 && e.round == 5)
+    });
+    let event = told.wait(|event| {
+        event["worker"]["site"] == "site-1"
+            && event["worker"]["reason"].as_str().is_some_and(|r| r.contains(why))
+    });
+    assert_eq!(event["worker"]["attempt"], 1, "{event:#}");
+    drop(told);
+    held.open();
+    let shown = held.completes(2);
+    assert_eq!(attempts(&shown, "site-1").last(), Some(&2), "{shown:#}");
+    assert_eq!(attempts(&shown, "site-2"), [1], "{shown:#}");
+}
+
+#[test]
+fn a_client_worker_without_its_shim() {
+    a_client_goes_on_without(false, "KILL");
+}
+
+#[test]
+fn the_shim_of_a_client_worker() {
+    a_client_goes_on_without(true, "shim");
+}
+
+#[test]
+fn the_server_worker_without_its_shim() {
+    let mut held = held();
+    kill_alone(&held, "server", false);
+    held.open();
+    let shown = held.completes(1);
+    assert_eq!(attempts(&shown, "server").last(), Some(&2), "{shown:#}");
+}
+
+#[test]
+fn the_shim_of_the_server_worker() {
+    let mut held = held();
+    kill_alone(&held, "server", true);
+    held.open();
+    let shown = held.completes(1);
+    assert_eq!(attempts(&shown, "server").last(), Some(&2), "{shown:#}");
+}
+
 #[test]
 fn the_server_worker() {
     let mut held = held();
