@@ -1,6 +1,6 @@
 //! Workers as containers of one Docker (or Podman) engine.
 //!
-//! * [`plan`]: pure, from what is wanted and what the site says to the request the engine gets, byte for byte.
+//! * [`mod@plan`]: pure, from what is wanted and what the site says to the request the engine gets, byte for byte.
 //! * `drive` (feature `drive`): `impl Launcher`, the engine's API through `bollard`; one events connection watches
 //!   all workers.
 //!

@@ -1,7 +1,7 @@
 //! The launcher on a real cluster, requests made by `sbatch` with the arguments that a plan prints for admins.
 //!
 //! `POLDER_TEST_SLURM` is a command that runs another one on a host of the cluster with two nodes, each with 4 CPUs and two
-//! `gpu`; without it there is nothing to test. The folder of temporary files has to be shared with the nodes.
+//! `gpu`: `scripts/slurm/cluster in ctl`. The folder of temporary files has to be shared with the nodes.
 
 use async_trait::async_trait;
 use polder_core::parent::{LauncherConfig, ParentConfig};
@@ -116,9 +116,9 @@ struct Site {
 }
 
 impl Site {
-    /// `None` where there is no cluster.
-    fn new() -> Option<Self> {
-        let enter = std::env::var("POLDER_TEST_SLURM").ok()?;
+    fn new() -> Self {
+        let enter =
+            std::env::var("POLDER_TEST_SLURM").expect("POLDER_TEST_SLURM says how to enter the cluster");
         let folder = tempfile::tempdir().expect("a folder");
         let enter = enter.split_whitespace().map(str::to_owned).collect();
         let programs = Arc::new(Programs { enter, scripts: folder.path().to_owned() });
@@ -128,7 +128,7 @@ impl Site {
         let runs = folder.path().join("runs");
         let settings = Settings { site: *site, job_images: false, runs, clock: Clock::default() };
         let launcher = SlurmLauncher::new(settings, Arc::clone(&programs) as Arc<dyn Slurm>);
-        Some(Self { folder, programs, launcher: Arc::new(launcher) })
+        Self { folder, programs, launcher: Arc::new(launcher) }
     }
 
     fn want(&self, job: u8, worker: &str, options: serde_json::Value) -> Resolved {
@@ -222,8 +222,9 @@ fn read(path: &Path) -> String {
 }
 
 #[tokio::test]
+#[ignore = "needs a cluster: scripts/test --only slurm"]
 async fn what_was_asked_for_is_read_back_from_slurm() {
-    let Some(site) = Site::new() else { return };
+    let site = Site::new();
     let worker = "echo \"$CUDA_VISIBLE_DEVICES|$GREETING|${FORBIDDEN:-}|$PWD|$*\" >out/said; sleep 2; exit 0";
     let mut want = site.want(1, worker, serde_json::json!({"time": "5"}));
     (want.gpus, want.cpus, want.memory) = (2, Some(2), Some(300 << 20));
@@ -260,8 +261,9 @@ async fn what_was_asked_for_is_read_back_from_slurm() {
 }
 
 #[tokio::test]
+#[ignore = "needs a cluster: scripts/test --only slurm"]
 async fn ends_are_told_apart() {
-    let Some(site) = Site::new() else { return };
+    let site = Site::new();
     let exits = site.want(2, "echo 'last words'; exit 7", serde_json::json!({}));
     let killed = site.want(3, "kill -SEGV $$", serde_json::json!({}));
     let ours = site.want(4, "sleep 60", serde_json::json!({}));
@@ -290,8 +292,9 @@ async fn ends_are_told_apart() {
 }
 
 #[tokio::test]
+#[ignore = "needs a cluster: scripts/test --only slurm"]
 async fn two_nodes_are_one_group() {
-    let Some(site) = Site::new() else { return };
+    let site = Site::new();
     let say = "echo \"$POLDER_NODE_RANK of $POLDER_NNODES at $POLDER_MASTER_ADDR:$MASTER_PORT on $SLURMD_NODENAME in $PWD\"";
     let options = serde_json::json!({"nodes": 2, "gpus_per_node": 1,
         "additional_node_command": "bash -c 'eval \"$SAY\" >../out/one'"});
@@ -313,8 +316,9 @@ async fn two_nodes_are_one_group() {
 }
 
 #[tokio::test]
+#[ignore = "needs a cluster: scripts/test --only slurm"]
 async fn what_cannot_be_is_refused_or_ends_at_once() {
-    let Some(site) = Site::new() else { return };
+    let site = Site::new();
     let mut want = site.want(8, "exit 0", serde_json::json!({}));
     want.runtime = serde_json::json!({"slurm": {"partition": "nowhere"}});
     let refusal = refused(site.prepare(&want).await);
@@ -332,13 +336,11 @@ async fn what_cannot_be_is_refused_or_ends_at_once() {
     assert_eq!(job["JobState"], "CANCELLED", "nothing is left waiting for ever");
 }
 
-/// Takes minutes and a node, so it is asked for by `POLDER_TEST_SLURM_LONG` and runs alone.
+/// Takes minutes and a node, so it runs alone.
 #[tokio::test]
+#[ignore = "needs a cluster and minutes: scripts/test --only slurm --long"]
 async fn ends_that_slurm_makes() {
-    if std::env::var_os("POLDER_TEST_SLURM_LONG").is_none() {
-        return;
-    }
-    let Some(site) = Site::new() else { return };
+    let site = Site::new();
     let all = serde_json::json!({"cpus_per_node": 3});
     let late = site.want(9, "echo begun; sleep 600", serde_json::json!({"time": "1", "cpus_per_node": 3}));
     site.start(&late).await;
