@@ -8,6 +8,10 @@ use polder_core::value::{Data, Int, Value, to_json};
 use polder_launch::launcher::Place;
 use polder_launch::{Refusal, Resolved};
 use polder_words::{FailureClass, Mode};
+use std::time::Duration;
+
+/// Longest wait of a pod that may not wait for resources: its image and volumes still take their time.
+const NO_WAIT_MS: u64 = 120_000;
 
 /// Completes a launch with the amounts and options of a job and the study's runtime at its site.
 ///
@@ -61,6 +65,24 @@ pub fn ask(
     launch.runtime = json(&runtime.to_value());
     launch.max_restarts = config.max_restarts;
     launch.pending_timeout_ms = crate::pending_timeout_ms(&config.launcher);
+    if config.mode() == Mode::K8s {
+        if let Some(memory) = &portable.memory {
+            // Kubernetes takes the amount as it is written.
+            launch.options.entry("memory").or_insert_with(|| memory.as_str().into());
+        }
+        match launch.options.get("pending_timeout") {
+            None => {}
+            Some(serde_json::Value::Null) => launch.pending_timeout_ms = None,
+            Some(seconds) => {
+                let seconds = seconds.as_f64().and_then(|s| Duration::try_from_secs_f64(s).ok());
+                launch.pending_timeout_ms = seconds.map(polder_launch::clock::millis);
+            }
+        }
+        // 0 is about resources that are short, which the launcher says itself; a pod is never there at once.
+        if launch.pending_timeout_ms == Some(0) {
+            launch.pending_timeout_ms = Some(NO_WAIT_MS);
+        }
+    }
     Ok(())
 }
 

@@ -161,6 +161,8 @@ pub struct K8sLauncher {
     pub channel: WorkerPort,
     /// The name of the GPU resource. Default `nvidia.com/gpu`.
     pub gpu_resource: String,
+    /// The image an init container takes `polder-worker` from. Default `polder-parent:<this version>`.
+    pub worker_image: String,
 }
 
 /// Settings of `slurm`.
@@ -478,6 +480,7 @@ fn k8s(at: &At<'_>) -> Result<K8sLauncher> {
         "internal_port",
         "internal_listen",
         "gpu_resource",
+        "worker_image",
     ])?;
     let policy = [("IfNotPresent", "IfNotPresent"), ("Always", "Always"), ("Never", "Never")];
     let workspace = fields.either("workspace", "workspace_mount_path")?;
@@ -509,6 +512,8 @@ fn k8s(at: &At<'_>) -> Result<K8sLauncher> {
             .unwrap_or_else(|| "/var/tmp/polder".to_owned()),
         channel: WorkerPort::read(&fields)?,
         gpu_resource: text(&fields, "gpu_resource")?.unwrap_or_else(|| "nvidia.com/gpu".to_owned()),
+        worker_image: text(&fields, "worker_image")?
+            .unwrap_or_else(|| concat!("polder-parent:", env!("CARGO_PKG_VERSION")).to_owned()),
     })
 }
 

@@ -156,6 +156,7 @@ fn k8s(settings: &K8sLauncher) -> Pairs {
     out.push(("workspace", Value::from(settings.workspace.as_str())));
     worker_port(&mut out, &settings.channel);
     out.push(("gpu_resource", Value::from(settings.gpu_resource.as_str())));
+    out.push(("worker_image", Value::from(settings.worker_image.as_str())));
     out
 }
 
