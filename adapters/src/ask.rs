@@ -96,7 +96,7 @@ fn slurm_totals(
 ) -> Result<(), Refusal> {
     let sandbox = runtime.slurm.sandbox.unwrap_or(config.slurm_sandbox());
     let longest = crate::pending_timeout_ms(&config.launcher).unwrap_or(u64::MAX);
-    let longest = std::time::Duration::from_millis(longest).as_secs_f64();
+    let longest = Duration::from_millis(longest).as_secs_f64();
     let asked =
         slurm_resources(view, launch.id.site.as_str(), sandbox, longest).map_err(|error| of(&error))?;
     let total = |each: &Option<Int>| each.as_ref().map(|each| asked.nodes.times(each).as_u64());
