@@ -95,8 +95,7 @@ fn template() -> impl Strategy<Value = Value> {
 }
 
 fn want(template: Value) -> Resolved {
-    let id =
-        json!({"job": "6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6", "site": "Uni_A.x", "role": "client", "attempt": 3});
+    let id = "6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6.Uni_A.x.client.3";
     let text = json!({
         "id": id, "study": "s", "run_dir": "/r", "worker": "/w", "options": {"image": "job:1"}, "cpus": 2,
         "runtime": {
@@ -159,8 +158,8 @@ proptest! {
     #[test]
     fn names_are_kubernetes_names(site in "[A-Za-z0-9][A-Za-z0-9_.-]{0,60}[A-Za-z0-9]", attempt in 1u32..100_000) {
         prop_assume!(!site.contains(".."));
-        let id = json!({"job": "6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6", "site": site, "role": "server", "attempt": attempt});
-        let id: LaunchId = serde_json::from_value(id).expect("an id");
+        let id = format!("6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6.{site}.server.{attempt}");
+        let id: LaunchId = id.parse().expect("an id");
         let name = pod_name(&id);
         prop_assert!(name.len() <= 63, "{name}");
         prop_assert!(name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-'), "{name}");
