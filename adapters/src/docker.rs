@@ -3,8 +3,8 @@
 use crate::Places;
 use polder_core::parent::{Devices, DockerLauncher};
 use polder_core::value::{Data, Value, to_json};
-use polder_docker::Settings;
 use polder_docker::plan::User;
+use polder_docker::{Settings, Stock};
 use std::path::{Path, PathBuf};
 
 /// Whom workers of a parent that is root run as: nobody.
@@ -23,7 +23,7 @@ pub(crate) fn settings(config: &DockerLauncher, job_images: bool, places: &Place
         job_images,
         network: config.network.clone(),
         pull: config.pull,
-        inventory: matches!(&config.gpus, Devices::Ids(ids) if !ids.is_empty()),
+        inventory: !inventory(&config.gpus).is_empty(),
         python_path: config.python_path.clone(),
         job_env: config.job_env.iter().map(|(name, value)| (name.clone(), value.clone())).collect(),
         kwargs,
@@ -31,5 +31,30 @@ pub(crate) fn settings(config: &DockerLauncher, job_images: bool, places: &Place
         hide: vec![places.state.clone(), places.kit.clone(), places.config.clone()],
         sockets: places.sockets.first().and_then(folder).unwrap_or_else(|| places.state.join("sock")),
         workspace: config.workspace.as_ref().map(|host| (places.state.clone(), host.into())),
+    }
+}
+
+/// What the site hands out.
+pub(crate) fn stock(config: &DockerLauncher) -> Stock {
+    Stock {
+        gpus: inventory(&config.gpus),
+        cpus: config.cpus,
+        memory: config.memory.as_ref().and_then(|memory| memory.bytes_u64()),
+    }
+}
+
+/// The GPUs by id. With `auto` those that the driver's own program names, on the host of the parent, which is the
+/// engine's too; none where there is no such program.
+fn inventory(gpus: &Devices) -> Vec<String> {
+    match gpus {
+        Devices::Ids(ids) => ids.clone(),
+        Devices::Auto => {
+            let mut command = std::process::Command::new("nvidia-smi");
+            let said = command.args(["--query-gpu=uuid", "--format=csv,noheader"]).output();
+            let said = said.ok().filter(|said| said.status.success());
+            let text =
+                said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+            text.lines().map(str::trim).filter(|id| id.starts_with("GPU-")).map(str::to_owned).collect()
+        }
     }
 }

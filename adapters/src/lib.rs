@@ -31,7 +31,7 @@ pub struct Places {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum AdapterError {
     /// This build has no such launcher.
-    #[error("parent.yaml: launcher: {mode} is not in this build; allowed: process")]
+    #[error("parent.yaml: launcher: {mode} is not in this build; allowed: process, docker")]
     NotBuilt {
         /// Which one.
         mode: Mode,
@@ -42,11 +42,15 @@ pub enum AdapterError {
 ///
 /// # Errors
 /// When this build does not have it.
-pub fn from_config(config: &LauncherConfig, places: &Places) -> Result<Arc<dyn Launcher>, AdapterError> {
-    match config {
+pub fn from_config(config: &ParentConfig, places: &Places) -> Result<Arc<dyn Launcher>, AdapterError> {
+    match &config.launcher {
         LauncherConfig::Process(config) => Ok(Arc::new(ProcessLauncher::new(process(config, places)))),
-        LauncherConfig::Docker(_) | LauncherConfig::K8s(_) | LauncherConfig::Slurm(_) => {
-            Err(AdapterError::NotBuilt { mode: config.mode() })
+        LauncherConfig::Docker(docker) => {
+            let settings = docker::settings(docker, config.job_images, places);
+            Ok(Arc::new(polder_docker::DockerLauncher::new(settings, docker::stock(docker))))
+        }
+        LauncherConfig::K8s(_) | LauncherConfig::Slurm(_) => {
+            Err(AdapterError::NotBuilt { mode: config.launcher.mode() })
         }
     }
 }
@@ -146,9 +150,9 @@ mod tests {
     use super::*;
     use polder_core::parent::ParentConfig;
 
-    fn config(launcher: &str) -> LauncherConfig {
+    fn config(launcher: &str) -> ParentConfig {
         let text = format!("name: a\nserver: https://fl.example.org\nlauncher: {launcher}\n");
-        ParentConfig::parse("parent.yaml", text.as_bytes()).expect("a configuration").launcher
+        ParentConfig::parse("parent.yaml", text.as_bytes()).expect("a configuration")
     }
 
     fn places() -> Places {
@@ -161,12 +165,12 @@ mod tests {
     }
 
     #[test]
-    fn process_and_nothing_else_for_now() {
+    fn processes_and_containers_and_nothing_else_for_now() {
         let launcher = from_config(&config("{process: {gpus: [0, 1]}}"), &places()).expect("a launcher");
         assert_eq!(launcher.mode(), Mode::Process);
-        for (other, name) in
-            [("{docker: {}}", "docker"), ("{kubernetes: {}}", "k8s"), ("{slurm: {sandbox: none}}", "slurm")]
-        {
+        let launcher = from_config(&config("{docker: {}}"), &places()).expect("a launcher");
+        assert_eq!(launcher.mode(), Mode::Docker);
+        for (other, name) in [("{kubernetes: {}}", "k8s"), ("{slurm: {sandbox: none}}", "slurm")] {
             let error = from_config(&config(other), &places()).err().expect("refused").to_string();
             assert!(error.contains(name) && error.contains("allowed: process"), "{error}");
         }
@@ -176,7 +180,7 @@ mod tests {
     fn what_a_site_says_reaches_the_launcher() {
         let yaml = "{process: {gpus: [GPU-a], cpus: 3, memory: 2Gi, user: fl, forward_env: [OMP_NUM_THREADS], \
                     read: [/data], write: [/scratch], cgroup: /sys/fs/cgroup/polder, worker: /opt/w, pending_timeout: 90s}}";
-        let config = config(yaml);
+        let config = config(yaml).launcher;
         let LauncherConfig::Process(process_config) = &config else { panic!("process") };
         let settings = process(process_config, &places());
         assert_eq!(settings.runs, Path::new("/nowhere/state/runs"));

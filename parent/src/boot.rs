@@ -83,9 +83,9 @@ fn launcher(config: &ParentConfig, folder: &Path, state: &Path) -> anyhow::Resul
         state: state.to_owned(),
         kit: folder.join(&config.kit),
         config: folder.join("parent.yaml"),
-        sockets: vec![crate::workers::socket_path(state)?],
+        sockets: vec![crate::workers::socket_path(state, config.launcher.mode())?],
     };
-    Ok(polder_adapters::from_config(&config.launcher, &places)?)
+    Ok(polder_adapters::from_config(config, &places)?)
 }
 
 fn worker_program(config: &ParentConfig, folder: &Path) -> anyhow::Result<PathBuf> {

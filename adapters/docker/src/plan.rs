@@ -374,10 +374,13 @@ fn own(settings: &Settings, study: &Study, host: &mut Map<String, Value>) -> Res
     if let Some(Value::Array(more)) = host.remove("SecurityOpt") {
         security.extend(more);
     }
+    // The user's own, since an image's folder keeps its rights when something is mounted there.
+    let user = format!("uid={},gid={}", settings.user.uid, settings.user.gid);
+    let work = |options: &str| json!(format!("rw,nosuid,nodev,{options},mode=1777,{user}"));
     let mut tmpfs = Map::from_iter([
-        ("/run".to_owned(), json!("rw,nosuid,nodev,noexec,size=16m,mode=1777")),
-        ("/tmp".to_owned(), json!("rw,nosuid,nodev,exec,size=256m,mode=1777")),
-        ("/var/tmp".to_owned(), json!("rw,nosuid,nodev,exec,size=256m,mode=1777")),
+        ("/run".to_owned(), work("noexec,size=16m")),
+        ("/tmp".to_owned(), work("exec,size=256m")),
+        ("/var/tmp".to_owned(), work("exec,size=256m")),
     ]);
     if let Some(Value::Object(more)) = host.remove("Tmpfs") {
         tmpfs.extend(more);

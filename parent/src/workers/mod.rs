@@ -115,7 +115,7 @@ impl Workers {
         let authority = Arc::new(authority);
         let runs = setup.state.join("runs");
         dir::make(&runs, 0o711).with_context(|| format!("cannot make {}", runs.display()))?;
-        let socket = socket_path(&setup.state)?;
+        let socket = socket_path(&setup.state, setup.launcher.mode())?;
         let port = setup.reach.listen().await?;
         if let Some(address) = port.as_ref().and_then(Listener::local_addr) {
             tracing::info!(%address, "workers of other hosts may dial");

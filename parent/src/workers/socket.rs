@@ -4,6 +4,7 @@
 //! `/tmp` that is ours alone to write, named after the state directory, so that a restarted parent opens the same.
 
 use anyhow::Context as _;
+use polder_words::Mode;
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
@@ -14,9 +15,12 @@ const LONGEST: usize = 107;
 ///
 /// # Errors
 /// When the other folder cannot be made, or somebody else made it.
-pub(crate) fn socket_path(state: &Path) -> anyhow::Result<PathBuf> {
-    let beside = state.join("worker.sock");
+pub(crate) fn socket_path(state: &Path, mode: Mode) -> anyhow::Result<PathBuf> {
+    let beside = polder_adapters::socket_in(state, mode);
     if beside.as_os_str().len() <= LONGEST {
+        if let Some(folder) = beside.parent().filter(|folder| *folder != state) {
+            super::dir::make(folder, 0o711).with_context(|| format!("cannot make {}", folder.display()))?;
+        }
         return Ok(beside);
     }
     let hash = blake3::hash(state.as_os_str().as_encoded_bytes()).to_hex();
@@ -47,11 +51,11 @@ mod tests {
     #[test]
     fn a_long_path_gets_a_short_one_that_stays_the_same() {
         let dir = tempfile::tempdir().expect("a temporary folder");
-        assert_eq!(socket_path(dir.path()).expect("short"), dir.path().join("worker.sock"));
+        assert_eq!(socket_path(dir.path(), Mode::Process).expect("short"), dir.path().join("worker.sock"));
         let long = dir.path().join("x".repeat(100));
-        let path = socket_path(&long).expect("a folder in /tmp");
+        let path = socket_path(&long, Mode::Process).expect("a folder in /tmp");
         assert!(path.as_os_str().len() <= LONGEST);
-        assert_eq!(socket_path(&long).expect("again"), path);
+        assert_eq!(socket_path(&long, Mode::Process).expect("again"), path);
         std::fs::remove_dir(path.parent().expect("a folder")).expect("empty");
     }
 }

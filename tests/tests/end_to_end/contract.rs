@@ -15,7 +15,10 @@ fn scripts_test(arguments: &[&str]) -> (Option<i32>, String) {
 fn a_part_that_is_not_there_is_a_usage_error_that_lists_what_is() {
     let (code, said) = scripts_test(&["--only", "nonsense"]);
     assert_eq!(code, Some(2), "{said}");
-    assert!(said.contains("there is no part `nonsense`") && said.contains("parts: unit process"), "{said}");
+    assert!(
+        said.contains("there is no part `nonsense`") && said.contains("parts: unit process slurm docker"),
+        "{said}"
+    );
 }
 
 fn oracle(name: &str) -> Vec<Value> {
