@@ -39,7 +39,7 @@ tree=$work/gopath/src/k8s.io/kubernetes
 mkdir -p "$(dirname "$tree")"
 dpkg-source --no-check -x "$work"/kubernetes_*.dsc "$tree" >/dev/null
 
-export PATH=/usr/lib/go-1.19/bin:$PATH GO111MODULE=off CGO_ENABLED=0 GOFLAGS= GOPATH=$work/gopath GOCACHE=$work/gocache
+export PATH=/usr/lib/go-1.19/bin:$PATH GO111MODULE=off CGO_ENABLED=0 GOFLAGS='' GOPATH=$work/gopath GOCACHE=$work/gocache
 cd "$tree"
 # The OpenAPI tables are generated in upstream's build and not part of the source package.
 go build -o "$work/openapi-gen" ./vendor/k8s.io/kube-openapi/cmd/openapi-gen

@@ -1,10 +1,11 @@
 # Sourced by the scripts beside this file: where the cluster lives and what it is built from.
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # those who source it use them
 # shellcheck source=../lib/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib/common.sh"
 
 KUBE_SCRIPTS=$ROOT/scripts/kubernetes
-# The newest Kubernetes that Debian 12 carries as source; see docs/kubernetes.md for what it cannot show.
+# The newest Kubernetes that Debian 12 carries as source.
 KUBE_VERSION=1.20.2
 KUBE_SOURCE=kubernetes=1.20.5+really1.20.2-1.1+deb12u1
 # Named by what builds it, so that a changed script builds anew and an unchanged one never does.

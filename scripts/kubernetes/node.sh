@@ -9,6 +9,7 @@ node=$KUBE_CLUSTER/node$n
 address=127.0.0.$((n + 1))
 if [ "$n" -ne 1 ] && [ -z "${POLDER_IN_NAMESPACE:-}" ]; then
     mkdir -p "$node"/private/{pods,containers,kubelet} /var/log/pods /var/log/containers /var/lib/kubelet
+    # shellcheck disable=SC2016 # the inner shell expands
     POLDER_IN_NAMESPACE=1 exec unshare -m --propagation private bash -c '
         mount --bind "$1/private/pods" /var/log/pods
         mount --bind "$1/private/containers" /var/log/containers

@@ -33,7 +33,7 @@ cluster_pki() {
     mkdir -p "$1/pki" "$1/kc"
     chmod 700 "$1/pki" "$1/kc"
     (
-        cd "$1/pki"
+        cd "$1/pki" || exit
         openssl ecparam -name prime256v1 -genkey -noout -out ca.key
         openssl req -x509 -new -key ca.key -sha256 -days 30 -subj "/CN=test-ca" -out ca.crt
         issue apiserver "/CN=kube-apiserver" \

@@ -1,6 +1,6 @@
 //! Workers as pods of a Kubernetes cluster.
 //!
-//! * [`plan`]: from what is wanted and the site's settings to the pod and the Secret, as `polder plan` prints them.
+//! * [`mod@plan`]: from what is wanted and the site's settings to the pod and the Secret, as `polder plan` prints them.
 //! * [`template`]: the study's pod template, read and merged.
 //! * [`quantity`]: Kubernetes' amounts.
 

@@ -221,7 +221,7 @@ pub fn plan(
         immutable: Some(true),
         ..Secret::default()
     };
-    Ok(K8sPlan { pod: typed(pod, source)?, secret, pending_timeout })
+    Ok(K8sPlan { pod: typed(&pod, source)?, secret, pending_timeout })
 }
 
 /// The study's runtime, read back from the launch.

@@ -6,6 +6,7 @@
 use k8s_openapi::api::core::v1::Pod;
 use polder_launch::Refusal;
 use polder_words::{FailureClass, StudyName};
+use serde::Deserialize as _;
 use serde_json::{Map, Value};
 
 /// Names a template gives its main container, when it has several.
@@ -184,12 +185,12 @@ fn quantities(value: &mut Value) {
 ///
 /// # Errors
 /// With the place and what is wrong there.
-pub fn typed(pod: Value, source: Source<'_>) -> Result<Pod, Refusal> {
-    let typed: Pod = serde_json::from_value(pod.clone()).map_err(|error| {
+pub fn typed(pod: &Value, source: Source<'_>) -> Result<Pod, Refusal> {
+    let typed: Pod = Pod::deserialize(pod).map_err(|error| {
         source.refuse("", "", &format!("does not make a pod: {error}"), "the fields of a pod")
     })?;
     let back = serde_json::to_value(&typed).expect("a pod is plain data with text keys");
-    if let Some(path) = lost(&pod, &back, String::new()) {
+    if let Some(path) = lost(pod, &back, "") {
         return Err(source.refuse(
             &path,
             "",
@@ -201,20 +202,22 @@ pub fn typed(pod: Value, source: Source<'_>) -> Result<Pod, Refusal> {
 }
 
 /// The first key of `from` that is not in `to`.
-fn lost(from: &Value, to: &Value, path: String) -> Option<String> {
+fn lost(from: &Value, to: &Value, path: &str) -> Option<String> {
     match (from, to) {
         (Value::Object(from), Value::Object(to)) => {
             from.iter().filter(|(_, value)| !is_empty(value)).find_map(|(key, value)| {
                 let path = if path.is_empty() { key.clone() } else { format!("{path}.{key}") };
                 match to.get(key) {
-                    Some(there) => lost(value, there, path),
+                    Some(there) => lost(value, there, &path),
                     None => Some(path),
                 }
             })
         }
-        (Value::Array(from), Value::Array(to)) => {
-            from.iter().zip(to).enumerate().find_map(|(n, (from, to))| lost(from, to, format!("{path}[{n}]")))
-        }
+        (Value::Array(from), Value::Array(to)) => from
+            .iter()
+            .zip(to)
+            .enumerate()
+            .find_map(|(n, (from, to))| lost(from, to, &format!("{path}[{n}]"))),
         _ => None,
     }
 }

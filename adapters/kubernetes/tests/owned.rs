@@ -94,7 +94,7 @@ fn template() -> impl Strategy<Value = Value> {
     )
 }
 
-fn want(template: Value) -> Resolved {
+fn want(template: &Value) -> Resolved {
     let id = "6f1e2c3a0b1d4c5e8f90a1b2c3d4e5f6.Uni_A.x.client.3";
     let text = json!({
         "id": id, "study": "s", "run_dir": "/r", "worker": "/w", "options": {"image": "job:1"}, "cpus": 2,
@@ -111,7 +111,7 @@ proptest! {
     fn whatever_a_template_says(template in template()) {
         let config = ParentConfig::parse("p", b"name: a\nserver: https://s\nlauncher: {kubernetes: {namespace: fl}}\n");
         let LauncherConfig::K8s(site) = config.expect("it is good").launcher else { panic!("kubernetes") };
-        let want = want(template);
+        let want = want(&template);
         // A refusal is a good answer too; a pod that is not Polder's is none.
         let Ok(plan) = plan(&site, true, &want, &Allotted::default()) else { return Ok(()) };
         let metadata = &plan.pod.metadata;
