@@ -201,7 +201,7 @@ fn what_is_refused_and_where() {
         ),
         (image.clone(), template("{spec: {volumes: {a: b}}}"), "studies.study-a.pod_template.spec.volumes"),
         (
-            image.clone(),
+            image,
             template("{spec: {containers: [{volumeMounts: [{name: v, mountPath: /polder/bin/x}]}]}}"),
             "studies.study-a",
         ),
