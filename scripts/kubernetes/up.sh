@@ -24,7 +24,7 @@ cluster_pki "$KUBE_CLUSTER"
 pki=$KUBE_CLUSTER/pki log=$KUBE_CLUSTER/log
 etcd --data-dir "$KUBE_CLUSTER/etcd" --listen-client-urls http://127.0.0.1:23790 \
     --advertise-client-urls http://127.0.0.1:23790 --listen-peer-urls http://127.0.0.1:23800 --unsafe-no-fsync \
-    2>"$log/etcd.log" &
+    >"$log/etcd.log" 2>&1 &
 echo $! >"$KUBE_CLUSTER/etcd.pid"
 "$KUBE_SCRIPTS/api.sh"
 for _ in $(seq 300); do
@@ -46,9 +46,9 @@ export KUBE_CLUSTER KUBE_BIN
 "$KUBE_SCRIPTS/node.sh" 2
 kubectl create namespace jobs >/dev/null
 for _ in $(seq 600); do
-    ready=$(kubectl get nodes --no-headers 2>/dev/null | awk '$2=="Ready"' | wc -l)
-    account=$(kubectl -n jobs get serviceaccount default --no-headers 2>/dev/null | wc -l)
-    if [ "$ready" -eq 2 ] && [ "$account" -eq 1 ]; then
+    # Both may fail while the cluster comes up.
+    ready=$(kubectl get nodes --no-headers 2>/dev/null | awk '$2=="Ready"' | wc -l) || true
+    if [ "$ready" -eq 2 ] && kubectl -n jobs get serviceaccount default >/dev/null 2>&1; then
         echo "$KUBECONFIG"
         exit 0
     fi
